@@ -1,0 +1,33 @@
+# Everything the project needs is installed here, into .venv, from constraints.txt.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# The stamp carries the pins: changing them or pyproject.toml installs again.
+STAMP := $(VENV)/.installed
+
+.PHONY: install demo test check format clean
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: $(STAMP)
+	$(BIN)/fedsat compare --algorithms fedavg,fedsat --out runs/demo
+
+test: $(STAMP)
+	$(BIN)/python -m pytest
+
+check: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(STAMP)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache src/*.egg-info
