@@ -1,0 +1,268 @@
+"""Parts a user can choose by name, and their typed, range-checked options.
+
+A part is any class: an algorithm, a partition, a model. Its options are the keyword parameters of its
+constructor; an `Option` in the annotation adds the meaning and the range:
+
+    gamma: Annotated[float, Option("γ, strength of the correction", at_least=0)] = 0.9
+
+One mechanism serves configuration files, the command line, `fedsat list` and the checks on construction.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import sys
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, Literal, TypeVar
+
+from fedsat.errors import UsageError, unknown
+
+T = TypeVar("T")
+Spec = str | Mapping[str, Any]
+"""A part as written in a configuration: its name, or a table with `name` and options."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """What an option means and which values it may take."""
+
+    help: str
+    at_least: float | None = None
+    above: float | None = None
+    at_most: float | None = None
+    below: float | None = None
+    among: Registry[Any] | None = None
+    """For an option that is itself a part: where its name is looked up."""
+
+    def violated(self, value: float) -> str | None:
+        """The rule that `value` breaks, in words."""
+        if self.at_least is not None and not value >= self.at_least:
+            return f"at least {self.at_least:g}"
+        if self.above is not None and not value > self.above:
+            return f"above {self.above:g}"
+        if self.at_most is not None and not value <= self.at_most:
+            return f"at most {self.at_most:g}"
+        if self.below is not None and not value < self.below:
+            return f"below {self.below:g}"
+        return None
+
+
+@dataclass(frozen=True)
+class OptionField:
+    """One option of a part, as found in its constructor."""
+
+    name: str
+    type: Any
+    default: Any
+    option: Option
+
+    @property
+    def required(self) -> bool:
+        """Whether the part cannot be built without it."""
+        return self.default is inspect.Parameter.empty
+
+    def check(self, value: Any, where: str) -> Any:
+        """`value` in the option's type, or a `UsageError` that says where and why not."""
+        if self.option.among is not None:
+            return self.option.among.build(value) if isinstance(value, str | Mapping) else value
+        label = f"{where}.{self.name}" if where else self.name
+        value = coerce(value, self.type, label)
+        for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, int | float) and not isinstance(number, bool):
+                rule = self.option.violated(number)
+                if rule is not None:
+                    raise UsageError(f"{label} is {number:g}; it must be {rule} ({self.option.help})")
+        return value
+
+
+def options_of(part: Callable[..., Any]) -> dict[str, OptionField]:
+    """The options of a part, in the order of its constructor."""
+    # A dataclass's generated constructor does not know the modules of the annotations; the class does.
+    annotated = part if dataclasses.is_dataclass(part) or not inspect.isclass(part) else part.__init__
+    hints = typing.get_type_hints(annotated, include_extras=True)
+    fields = {}
+    for name, parameter in inspect.signature(part).parameters.items():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        hint = hints.get(name, Any)
+        option = Option("")
+        if typing.get_origin(hint) is typing.Annotated:
+            hint, *notes = typing.get_args(hint)
+            option = next((note for note in notes if isinstance(note, Option)), option)
+        fields[name] = OptionField(name, hint, parameter.default, option)
+    return fields
+
+
+def coerce(value: Any, kind: Any, label: str) -> Any:
+    """`value` as `kind`: whole numbers become floats where floats are meant, lists become tuples; no more than that."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any or kind is inspect.Parameter.empty:
+        return value
+    if origin is Literal:
+        if value not in arguments:
+            raise unknown(label, str(value), map(str, arguments))
+        return value
+    if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in arguments:
+            return None
+        return coerce(value, next(a for a in arguments if a is not type(None)), label)
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise UsageError(f"{label} is {value!r}; it must be a list such as [80, 60]")
+        return tuple(coerce(item, arguments[0], label) for item in value)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if kind is Path and isinstance(value, str):
+        return Path(value)
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise UsageError(f"{label} is {value!r}; it must be {_in_words(kind)}")
+    return value
+
+
+def _in_words(kind: Any) -> str:
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", Path: "a path"}
+    return words.get(kind, f"a {getattr(kind, '__name__', kind)}")
+
+
+def check(part: Any, where: str = "") -> None:
+    """Check and coerce the fields of a frozen dataclass; to be called from its `__post_init__`."""
+    for name, field in options_of(type(part)).items():
+        object.__setattr__(part, name, field.check(getattr(part, name), where))
+
+
+def _plain(value: Any) -> Any:
+    """A value as a configuration file can hold it."""
+    if isinstance(value, tuple):
+        return list(value)
+    return str(value) if isinstance(value, Path) else value
+
+
+@dataclass(frozen=True)
+class Entry(Generic[T]):
+    """A registered part: how it is built and the options that a preset fixes."""
+
+    part: Callable[..., T]
+    preset: Mapping[str, Any]
+    summary: str
+
+
+class Registry(Generic[T]):
+    """Parts of one kind by name; `module:Name` reaches a user's own."""
+
+    def __init__(self, kind: str, base: type[T]) -> None:
+        self.kind = kind
+        self._base = base
+        self._entries: dict[str, Entry[T]] = {}
+
+    def register(self, name: str) -> Callable[[type[T]], type[T]]:
+        """Class decorator that adds the class under `name`; its docstring's first line is the summary."""
+
+        def add(part: type[T]) -> type[T]:
+            self._entries[name] = Entry(part, {}, _first_line(part))
+            return part
+
+        return add
+
+    def preset(self, name: str, of: str, summary: str, **options: Any) -> None:
+        """Add `name` as the part `of` with other defaults."""
+        self._entries[name] = Entry(self._entries[of].part, options, summary)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._entries
+
+    def entry(self, name: str) -> Entry[T]:
+        """The part called `name`, or the class that `module:Name` points to."""
+        if name in self._entries:
+            return self._entries[name]
+        if ":" in name:
+            part = _import(self.kind, name)
+            if not (inspect.isclass(part) and issubclass(part, self._base)):
+                raise UsageError(f"{name} cannot serve as {self.kind}: it is not a {self._base.__qualname__}")
+            return Entry(part, {}, _first_line(part))
+        raise unknown(self.kind, name, self._entries)
+
+    def options(self, name: str) -> dict[str, OptionField]:
+        """The options of the part called `name`, with the preset's values as defaults."""
+        entry = self.entry(name)
+        return {
+            key: dataclasses.replace(field, default=entry.preset.get(key, field.default))
+            for key, field in options_of(entry.part).items()
+        }
+
+    def arguments(self, spec: Spec) -> tuple[str, dict[str, Any]]:
+        """Split a spec into the part's name and its checked options, the preset's included."""
+        if isinstance(spec, str):
+            spec = {"name": spec}
+        if "name" not in spec:
+            raise UsageError(f"the {self.kind} needs a name, one of {', '.join(self._entries)}")
+        name = str(spec["name"])
+        fields = self.options(name)
+        values = {key: value for key, value in self.entry(name).preset.items() if key not in spec}
+        values |= {key: value for key, value in spec.items() if key != "name"}
+        for key, value in values.items():
+            if key not in fields:
+                raise unknown(f"option of {self.kind} {name!r}:", key, fields)
+            values[key] = fields[key].check(value, self.kind)
+        return name, values
+
+    def build(self, spec: Spec) -> T:
+        """The part that a spec asks for."""
+        name, values = self.arguments(spec)
+        missing = [key for key, field in self.options(name).items() if field.required and key not in values]
+        if missing:
+            raise UsageError(f"{self.kind} {name!r} needs a value for {', '.join(missing)}")
+        return self.entry(name).part(**values)
+
+    def name_of(self, part: T) -> str:
+        """The name that describes `part`: a preset it equals, its class's own, or `module:Name`."""
+        for name, entry in self._entries.items():
+            if entry.preset and type(part) is entry.part and part == self.build(name):
+                return name
+        kind = type(part)
+        plain = (name for name, entry in self._entries.items() if entry.part is kind and not entry.preset)
+        return next(plain, f"{kind.__module__}:{kind.__qualname__}")
+
+    def complete(self, spec: Any) -> dict[str, Any]:
+        """A spec, or a built part, as a table with every option written out; nothing is checked yet."""
+        if not isinstance(spec, str | Mapping):
+            spec = {"name": self.name_of(spec), **vars(spec)}
+        elif isinstance(spec, str):
+            spec = {"name": spec}
+        if "name" not in spec:
+            raise UsageError(f"the {self.kind} needs a name, one of {', '.join(self._entries)}")
+        table = dict(spec)
+        for key, field in self.options(str(spec["name"])).items():
+            value = spec.get(key, field.default)
+            if field.option.among is not None:
+                table[key] = field.option.among.complete(value)
+            elif not field.required and value is not None:
+                table[key] = _plain(value)
+        return table
+
+
+def _first_line(part: Any) -> str:
+    return (inspect.getdoc(part) or "").partition("\n")[0]
+
+
+def _import(kind: str, path: str) -> Any:
+    """The object that `module:Name` points to; modules of the working folder are found as well."""
+    module_name, _, attribute = path.partition(":")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise UsageError(f"cannot import {module_name!r} for the {kind} {path!r}: {error}") from error
+    finally:
+        sys.path.remove(str(Path.cwd()))
+    if not hasattr(module, attribute):
+        raise unknown(f"name in module {module_name!r}:", attribute, (n for n in vars(module) if not n.startswith("_")))
+    return getattr(module, attribute)

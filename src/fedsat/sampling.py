@@ -1,0 +1,62 @@
+"""Everything random, as a pure function of (seed, purpose, round, client).
+
+No global generator is ever read or seeded, so the order in which engines ask does not matter and a
+resumed run draws what the uninterrupted one would have drawn.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+from numpy.typing import NDArray
+
+Indices = NDArray[np.int64]
+
+
+def generator(seed: int, purpose: str, *path: int) -> np.random.Generator:
+    """A generator of its own for each purpose and place, for example ("batches", round, client)."""
+    return np.random.default_rng([seed, zlib.crc32(purpose.encode()), *path])
+
+
+def sample_clients(seed: int, round_number: int, clients: int, per_round: int) -> Indices:
+    """S_t: the clients called in a round, uniformly without replacement."""
+    rng = generator(seed, "clients", round_number)
+    return rng.choice(clients, per_round, replace=False).astype(np.int64)
+
+
+def sample_workers(seed: int, round_number: int, clients: int, called: Indices, workers: int) -> Indices:
+    """W_{t,k} for every called client k: itself, then nodes outside S_t (SPEC §3). One row per client.
+
+    Nodes are dealt from one shuffled pool; when it runs out it is refilled and reshuffled, so the load on
+    nodes differs by at most one round of dealing. A set never holds a node twice: with fewer than
+    `workers − 1` nodes outside S_t all of them are taken.
+    """
+    rng = generator(seed, "workers", round_number)
+    outside = np.setdiff1d(np.arange(clients, dtype=np.int64), called)
+    others = min(workers - 1, len(outside))
+    pool = rng.permutation(outside)
+    rows = np.empty((len(called), others + 1), dtype=np.int64)
+    rows[:, 0] = called
+    for row in rows:
+        taken, pool = pool[:others], pool[others:]
+        if len(taken) < others:
+            refill = rng.permutation(np.setdiff1d(outside, taken))
+            missing = others - len(taken)
+            pool = rng.permutation(np.concatenate([taken, refill[missing:]]))
+            taken = np.concatenate([taken, refill[:missing]])
+        row[1:] = taken
+    return rows
+
+
+def batch_order(seed: int, round_number: int, client: int, size: int, epochs: int) -> Indices:
+    """The order in which a client visits its samples: one permutation per local epoch."""
+    rng = generator(seed, "batches", round_number, client)
+    return np.stack([rng.permutation(size) for _ in range(epochs)]).astype(np.int64)
+
+
+def crops_and_flips(seed: int, round_number: int, client: int, size: int, epochs: int, pad: int) -> NDArray[np.uint8]:
+    """The augmentation of every visit of a sample: row and column offset of the crop, and whether it is mirrored."""
+    rng = generator(seed, "augment", round_number, client)
+    offsets = rng.integers(0, 2 * pad + 1, (epochs, size, 2), dtype=np.uint8)
+    return np.concatenate([offsets, rng.integers(0, 2, (epochs, size, 1), dtype=np.uint8)], axis=2)

@@ -1,0 +1,60 @@
+"""Trees: the weights of a network, or anything shaped like them, as a dictionary of named tensors.
+
+Trees of several clients carry the client as the first axis of every tensor ("stacked"). A tree without
+that axis, such as the global model, broadcasts against stacked ones, so most formulas read the same for
+one client and for many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+Tree = dict[str, Tensor]
+"""Named tensors."""
+
+State = dict[str, Tree]
+"""Named trees: what a method remembers, sends or carries through a local round."""
+
+
+def tree_map(function: Callable[..., Tensor], *trees: Tree) -> Tree:
+    """Apply `function` to the tensors of the same name."""
+    first, *rest = trees
+    return {name: function(tensor, *(other[name] for other in rest)) for name, tensor in first.items()}
+
+
+def zeros_like(tree: Tree) -> Tree:
+    """Zeros in the shape of `tree`."""
+    return tree_map(torch.zeros_like, tree)
+
+
+def stack(trees: Sequence[Tree]) -> Tree:
+    """Join trees of single clients along a new first axis."""
+    return tree_map(lambda *tensors: torch.stack(tensors), *trees)
+
+
+def concatenate(trees: Sequence[Tree]) -> Tree:
+    """Join stacked trees along the client axis."""
+    return tree_map(lambda *tensors: torch.cat(tensors), *trees)
+
+
+def expand(tree: Tree, clients: int) -> Tree:
+    """A tree without client axis as a stacked one, sharing memory."""
+    return tree_map(lambda tensor: tensor.expand(clients, *tensor.shape), tree)
+
+
+def per_client(values: Tensor, like: Tensor) -> Tensor:
+    """One number per client, shaped to broadcast against the stacked tensor `like`."""
+    return values.to(like.dtype).reshape(-1, *([1] * (like.dim() - 1)))
+
+
+def weighted_sum(tree: Tree, weights: Tensor) -> Tree:
+    """Σ_k w_k · tree_k over the client axis."""
+    return tree_map(lambda tensor: torch.tensordot(weights.to(tensor.dtype), tensor, dims=1), tree)
+
+
+def nbytes(trees: Iterable[Tree]) -> int:
+    """The bytes that the trees' tensors hold."""
+    return sum(tensor.numel() * tensor.element_size() for tree in trees for tensor in tree.values())
