@@ -1,0 +1,36 @@
+"""Data: what a dataset is, where it comes from, and how it is divided among clients."""
+
+from fedsat.data.cache import cache_folder, is_cached
+from fedsat.data.catalog import DATASETS, DatasetInfo
+from fedsat.data.datasets import Dataset, Split, load
+from fedsat.data.download import Reporter
+from fedsat.data.federation import Federation, Range, Summary
+from fedsat.data.label_skew import LabelQuantitySkewMissingClasses, LabelSkew, LabelSkewMissingClasses
+from fedsat.data.partition import FromFile, Iid, Partition, Quantity, make_partition, partitions
+from fedsat.data.picture import draw
+from fedsat.data.sources import get
+
+__all__ = [
+    "DATASETS",
+    "Dataset",
+    "DatasetInfo",
+    "Federation",
+    "FromFile",
+    "Iid",
+    "LabelQuantitySkewMissingClasses",
+    "LabelSkew",
+    "LabelSkewMissingClasses",
+    "Partition",
+    "Quantity",
+    "Range",
+    "Reporter",
+    "Split",
+    "Summary",
+    "cache_folder",
+    "draw",
+    "get",
+    "is_cached",
+    "load",
+    "make_partition",
+    "partitions",
+]

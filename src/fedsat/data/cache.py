@@ -1,0 +1,109 @@
+"""The user's cache of fetched datasets: one folder each, written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from fedsat.data.catalog import Arrays, info
+from fedsat.errors import DataError
+
+
+def cache_folder() -> Path:
+    """Where fetched datasets live: `$FEDSAT_DATA`, otherwise the user's cache folder."""
+    chosen = os.environ.get("FEDSAT_DATA")
+    if chosen:
+        return Path(chosen).expanduser()
+    from platformdirs import user_cache_path  # noqa: PLC0415 (only without FEDSAT_DATA)
+
+    return user_cache_path("fedsat", appauthor=False)
+
+
+def is_cached(name: str) -> bool:
+    """Whether the dataset has been fetched."""
+    return all((cache_folder() / name / f"{field}.npy").is_file() for field in Arrays._fields)
+
+
+def read(name: str) -> Arrays:
+    """A fetched dataset, checked to the last bit."""
+    folder = cache_folder() / name
+    try:
+        arrays = Arrays(*(np.load(folder / f"{field}.npy", allow_pickle=False) for field in Arrays._fields))
+        return info(name).verify(arrays, str(folder))
+    except (DataError, OSError, ValueError, EOFError) as error:
+        raise DataError(
+            f"the stored {name} is damaged ({error}); delete {folder} and run `fedsat data get {name}`"
+        ) from error
+
+
+def write(name: str, arrays: Arrays) -> Path:
+    """Store a dataset: written beside its place, flushed to disk, then renamed; no half is ever seen."""
+    root = cache_folder()
+    target = root / name
+    with _writable(root):
+        partial = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=root))
+        try:
+            for field, array in zip(Arrays._fields, arrays, strict=True):
+                with (partial / f"{field}.npy").open("wb") as file:
+                    np.save(file, array, allow_pickle=False)
+                    file.flush()
+                    os.fsync(file.fileno())
+            partial.chmod(0o755)  # mkdtemp's folders are private; a shared cache should be readable
+            shutil.rmtree(target, ignore_errors=True)  # an incomplete folder, as `is_cached` would say otherwise
+            partial.rename(target)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    return target
+
+
+@contextmanager
+def locked(name: str, waiting: Callable[[], None]) -> Iterator[None]:
+    """Hold a dataset's lock; call `waiting` first if another process has it. It ends with the process."""
+    root = cache_folder()
+    with _writable(root):
+        file = (root / f".{name}.lock").open("a+b")
+    with file:
+        if not _lock(file.fileno(), wait=False):
+            waiting()
+            _lock(file.fileno(), wait=True)
+        yield
+
+
+@contextmanager
+def _writable(root: Path) -> Iterator[None]:
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise DataError(f"cannot write to the cache {root} ({error}); set FEDSAT_DATA to another folder") from error
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _lock(handle: int, *, wait: bool) -> bool:
+        while True:  # LK_LOCK itself gives up after ten seconds
+            try:
+                msvcrt.locking(handle, msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK, 1)
+            except OSError:
+                if not wait:
+                    return False
+            else:
+                return True
+
+else:
+    import fcntl
+
+    def _lock(handle: int, *, wait: bool) -> bool:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True

@@ -1,0 +1,89 @@
+"""Fetching one file over http(s): resumable, bounded in time and size, reporting its progress."""
+
+from __future__ import annotations
+
+import http.client
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Protocol
+
+from fedsat.errors import DataError
+from fedsat.version import __version__
+
+TIMEOUT = 20.0
+"""Seconds without a byte after which a server counts as silent."""
+ATTEMPTS = 3
+"""How often a broken transfer is taken up again before the address is given up."""
+CHUNK = 1 << 18
+
+
+class Reporter(Protocol):
+    """Where fetching says what happens; the command line prints lines and draws a bar."""
+
+    def line(self, text: str) -> None:
+        """Something worth one line: a source that failed, a dataset that is ready."""
+
+    def progress(self, what: str, done: int, total: int | None) -> None:
+        """`what` has come `done` of `total` bytes; the total is None where it is not known."""
+
+
+class Silent:
+    """A reporter for those who only want the result."""
+
+    def line(self, text: str) -> None:
+        """Say nothing."""
+
+    def progress(self, what: str, done: int, total: int | None) -> None:
+        """Draw nothing."""
+
+
+def download(address: str, target: Path, reporter: Reporter, limit: int) -> Path:
+    """Fetch `address` to `target`, going on where an earlier attempt (`target`.part) broke off."""
+    if target.exists():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(target.name + ".part")
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            _transfer(address, part, reporter, limit)
+        except urllib.error.HTTPError as error:
+            error.close()
+            if error.code == 416 and part.exists():  # the part is not a beginning of the file: start over
+                part.unlink()
+            elif error.code < 500 or attempt == ATTEMPTS:
+                raise DataError(f"{address}: the server answers {error.code} {error.reason}") from error
+        except urllib.error.URLError as error:
+            # No connection at all; only a transfer that had begun is worth taking up again.
+            raise DataError(f"{address}: cannot connect ({error.reason})") from error
+        except (OSError, http.client.HTTPException) as error:
+            if attempt == ATTEMPTS:
+                raise DataError(f"{address}: the transfer broke off ({error or type(error).__name__})") from error
+        else:
+            return part.replace(target)
+    raise DataError(f"{address}: the server refuses to send the file from its beginning")
+
+
+def _transfer(address: str, part: Path, reporter: Reporter, limit: int) -> None:
+    """Append to `part` what is missing; raise when the end was not reached."""
+    have = part.stat().st_size if part.exists() else 0
+    headers = {"User-Agent": f"fedsat/{__version__}"}
+    if have:
+        headers["Range"] = f"bytes={have}-"
+    request = urllib.request.Request(address, headers=headers)
+    with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
+        resumed = response.status == 206 and response.headers.get("Content-Range", "").startswith(f"bytes {have}-")
+        done = have if resumed else 0
+        length = response.headers.get("Content-Length", "")
+        total = done + int(length) if length.isdigit() else None
+        if (total or 0) > limit:
+            raise DataError(f"{address}: announces {total:,} bytes, more than the {limit:,} expected at most")
+        with part.open("ab" if resumed else "wb") as file:
+            while chunk := response.read(CHUNK):
+                done += len(chunk)
+                if done > limit:
+                    raise DataError(f"{address}: sends more than the {limit:,} bytes expected at most")
+                file.write(chunk)
+                reporter.progress(address.rpartition("/")[2], done, total)
+    if total is not None and done < total:
+        raise ConnectionError(f"{done:,} of {total:,} bytes came")

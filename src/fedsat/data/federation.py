@@ -1,0 +1,112 @@
+"""A federation: a dataset, and who holds which of its training samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsat.data.datasets import Dataset
+from fedsat.data.partition import Partition, make_partition
+from fedsat.options import Spec
+from fedsat.sampling import Indices
+
+
+@dataclass(frozen=True)
+class Range:
+    """The lowest, middle and highest value over clients or classes."""
+
+    low: float
+    median: float
+    high: float
+
+    @classmethod
+    def of(cls, values: NDArray[np.integer] | NDArray[np.float64]) -> Range:
+        """The range of `values`."""
+        return cls(float(values.min()), float(np.median(values)), float(values.max()))
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The numbers that tell how hard a federation is."""
+
+    clients: int
+    samples: int
+    size: Range
+    """Samples per client."""
+    classes_held: Range
+    """Classes per client, of which it has at least one sample."""
+    effective_classes: Range
+    """exp(entropy of a client's class mix): 1 if it has one class only, m if all are equal."""
+    largest_share: Range
+    """The part of a client's samples that its most frequent class makes up."""
+    imbalance: Range
+    """Most frequent over rarest class, among those that a client holds."""
+    skew: float
+    """Mean total variation distance of a client's class mix from the whole's: 0 if equal, towards 1."""
+    holders: Range
+    """Clients per class."""
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """The training samples of `dataset`, divided among clients.
+
+    Client k has the samples `order[offsets[k]:offsets[k + 1]]`, in ascending order.
+    """
+
+    dataset: Dataset
+    order: Indices
+    offsets: Indices
+
+    @classmethod
+    def build(cls, dataset: Dataset, partition: Spec | Partition, clients: int, seed: int) -> Federation:
+        """Divide a dataset among `clients`; the same arguments give the same division."""
+        owners = make_partition(partition, dataset.train.labels, dataset.classes, clients, seed)
+        offsets = np.concatenate([[0], np.cumsum(np.bincount(owners, minlength=clients))])
+        return cls(dataset, np.argsort(owners, kind="stable").astype(np.int64), offsets.astype(np.int64))
+
+    @property
+    def clients(self) -> int:
+        """N, the number of clients."""
+        return len(self.offsets) - 1
+
+    @cached_property
+    def sizes(self) -> Indices:
+        """n_k, the number of samples of each client."""
+        return np.diff(self.offsets)
+
+    @cached_property
+    def class_counts(self) -> Indices:
+        """Samples of each client in each class [N, m]."""
+        owner = np.repeat(np.arange(self.clients), self.sizes)
+        cell = owner * self.dataset.classes + self.dataset.train.labels[self.order]
+        cells = self.clients * self.dataset.classes
+        return np.bincount(cell, minlength=cells).reshape(self.clients, self.dataset.classes).astype(np.int64)
+
+    def indices(self, client: int) -> Indices:
+        """The training samples of a client (a view, not to be written to)."""
+        if not 0 <= client < self.clients:
+            raise IndexError(f"client {client} is outside 0 to {self.clients - 1}")
+        return self.order[self.offsets[client] : self.offsets[client + 1]]
+
+    def summary(self) -> Summary:
+        """The numbers that matter: sizes, classes per client, imbalance."""
+        counts = self.class_counts
+        mix = counts / self.sizes[:, None]
+        entropy = -np.sum(mix * np.log(np.where(mix > 0, mix, 1)), axis=1)
+        whole = counts.sum(axis=0) / counts.sum()
+        rarest = np.where(counts > 0, counts, counts.max()).min(axis=1)
+        return Summary(
+            clients=self.clients,
+            samples=len(self.order),
+            size=Range.of(self.sizes),
+            classes_held=Range.of((counts > 0).sum(axis=1)),
+            effective_classes=Range.of(np.exp(entropy)),
+            largest_share=Range.of(mix.max(axis=1)),
+            imbalance=Range.of(counts.max(axis=1) / rarest),
+            skew=float(np.abs(mix - whole).sum(axis=1).mean() / 2),
+            holders=Range.of((counts > 0).sum(axis=0)),
+        )

@@ -1,0 +1,191 @@
+"""How samples are divided among clients: the parts, and the checks that every division must pass.
+
+A partition names the owner of every sample, so no sample can be lost or given twice. The parts here do not
+look at labels, or read a file; those that skew labels are in `label_skew`.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsat import options
+from fedsat.errors import DataError, UsageError
+from fedsat.options import Option, Registry, Spec
+from fedsat.sampling import Indices, generator
+
+Beta = Annotated[float, Option("β of the Dirichlet distribution; smaller is more uneven", above=0)]
+
+
+class Partition:
+    """The base of all partitions; a user's own has to implement `owners`."""
+
+    def __post_init__(self) -> None:
+        options.check(self, "partition")
+
+    def owners(self, labels: Indices, classes: int, clients: int, rng: np.random.Generator) -> Indices:
+        """The client, from 0 to `clients` − 1, that each sample belongs to."""
+        raise NotImplementedError
+
+
+partitions: Registry[Partition] = Registry("partition", Partition)
+
+
+def make_partition(
+    partition: Spec | Partition, labels: NDArray[np.integer[Any]], classes: int, clients: int, seed: int
+) -> Indices:
+    """The owner of every sample: a pure function of its arguments, and no client is left empty."""
+    part = partitions.build(partition) if isinstance(partition, str | Mapping) else partition
+    if clients < 1:
+        raise UsageError(f"clients is {clients}; it must be at least 1")
+    if clients > len(labels):
+        raise UsageError(f"{clients:,} clients cannot share {len(labels):,} samples: there must be one for each")
+    if labels.min() < 0 or labels.max() >= classes:
+        raise DataError(f"labels run from {labels.min()} to {labels.max()}; {classes} classes have 0 to {classes - 1}")
+    empty = np.flatnonzero(np.bincount(labels, minlength=classes) == 0)
+    if len(empty):
+        raise DataError(f"class {empty[0]} has no sample, so no client can hold it")
+    owners = part.owners(labels.astype(np.int64), classes, clients, generator(seed, "partition"))
+    _check(owners, len(labels), clients, type(part).__name__)
+    return owners
+
+
+def _check(owners: Indices, samples: int, clients: int, name: str) -> None:
+    """Hold a partition, perhaps a user's own, to its promises."""
+    if owners.shape != (samples,) or owners.dtype != np.int64:
+        raise DataError(f"partition {name} gave {owners.dtype} {list(owners.shape)} instead of int64 [{samples}]")
+    if owners.min() < 0 or owners.max() >= clients:
+        raise DataError(f"partition {name} named a client outside 0 to {clients - 1}")
+    empty = np.flatnonzero(np.bincount(owners, minlength=clients) == 0)
+    if len(empty):
+        raise DataError(f"partition {name} left client {empty[0]} empty")
+
+
+def dirichlet(rng: np.random.Generator, beta: float, size: int) -> NDArray[np.float64]:
+    """One draw from the symmetric Dirichlet(β) with `size` entries."""
+    # Beyond these bounds a draw is one-hot or uniform anyway, and numpy's arithmetic under- or overflows.
+    return rng.dirichlet(np.full(size, np.clip(beta, 1e-6, 1e9)))
+
+
+def apportion(total: int, shares: NDArray[np.float64]) -> Indices:
+    """Whole numbers that sum to `total`, as close to `shares` (which sum to 1) as rounded cuts are."""
+    cuts = np.rint(np.cumsum(shares) * total).astype(np.int64)
+    cuts[-1] = total
+    return np.diff(np.minimum(cuts, total), prepend=0)
+
+
+@partitions.register("iid")
+@dataclass(frozen=True)
+class Iid(Partition):
+    """Every client gets a random sample of the whole; sizes differ by one at most."""
+
+    def owners(self, labels: Indices, classes: int, clients: int, rng: np.random.Generator) -> Indices:  # noqa: ARG002
+        """Deal the samples round."""
+        return rng.permutation(np.arange(len(labels), dtype=np.int64) % clients)
+
+
+@partitions.register("quantity")
+@dataclass(frozen=True)
+class Quantity(Partition):
+    """Sizes are uneven, ~ Dirichlet(β), labels are not."""
+
+    beta: Beta = 0.5
+
+    def owners(self, labels: Indices, classes: int, clients: int, rng: np.random.Generator) -> Indices:  # noqa: ARG002
+        """Give everyone one sample, and the others by the draw."""
+        sizes = 1 + apportion(len(labels) - clients, dirichlet(rng, self.beta, clients))
+        return rng.permutation(np.repeat(np.arange(clients, dtype=np.int64), sizes))
+
+
+@partitions.register("file")
+@dataclass(frozen=True)
+class FromFile(Partition):
+    """From a file: .csv with the header client,index; .npy of such pairs; .json with a list per client."""
+
+    path: Annotated[Path, Option("the file: .csv, .npy or .json")]
+
+    def owners(self, labels: Indices, classes: int, clients: int, rng: np.random.Generator) -> Indices:  # noqa: ARG002
+        """Check that the file's pairs name every sample once and leave no client empty."""
+        pairs = _read_pairs(self.path)
+        client, index = pairs[:, 0], pairs[:, 1]
+        if client.min() < 0:
+            raise DataError(f"{self.path}: client {client.min()} is negative; clients are numbered from 0")
+        if client.max() + 1 != clients:
+            raise UsageError(f"{self.path} is for {client.max() + 1:,} clients, not {clients:,}; ask for as many")
+        outside = index[(index < 0) | (index >= len(labels))]
+        if len(outside):
+            raise DataError(f"{self.path}: index {outside[0]} is outside 0 to {len(labels) - 1}")
+        times = np.bincount(index, minlength=len(labels))
+        for wrong, words in ((times > 1, "given more than once"), (times == 0, "given to no client")):
+            if wrong.any():
+                raise DataError(f"{self.path}: sample {np.flatnonzero(wrong)[0]} is {words} ({wrong.sum():,} in all)")
+        empty = np.flatnonzero(np.bincount(client, minlength=clients) == 0)
+        if len(empty):
+            raise DataError(f"{self.path}: client {empty[0]} has no sample; number the clients without gaps")
+        owners = np.empty(len(labels), np.int64)
+        owners[index] = client
+        return owners
+
+
+def _read_pairs(path: Path) -> Indices:
+    """The (client, index) pairs of a partition file, at least one."""
+    readers = {".csv": _read_csv, ".npy": _read_npy, ".json": _read_json}
+    if path.suffix not in readers:
+        raise UsageError(f"{path}: a partition file ends in {', '.join(readers)}")
+    try:
+        pairs = readers[path.suffix](path)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except (ValueError, EOFError, csv.Error) as error:
+        raise DataError(f"{path}: {error}") from error
+    if not len(pairs):
+        raise DataError(f"{path}: holds no pairs of client and index")
+    return pairs
+
+
+def _read_csv(path: Path) -> Indices:
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = csv.reader(file)
+        header = [name.strip().lower() for name in next(rows, [])]
+        if header != ["client", "index"]:
+            raise ValueError(f"expected the header client,index, found {','.join(header) or 'nothing'}")
+        pairs = []
+        for row in rows:
+            try:
+                client, index = row
+                pairs.append((int(client), int(index)))
+            except ValueError:
+                raise ValueError(f"line {rows.line_num} is not a pair of whole numbers: {','.join(row)}") from None
+    return _as_pairs(pairs)
+
+
+def _read_npy(path: Path) -> Indices:
+    pairs = np.load(path, allow_pickle=False)
+    if not isinstance(pairs, np.ndarray) or pairs.dtype.kind not in "iu" or pairs.ndim != 2 or pairs.shape[1] != 2:
+        raise ValueError("expected whole numbers of shape [samples, 2]: client, index")
+    return pairs.astype(np.int64)
+
+
+def _read_json(path: Path) -> Indices:
+    lists = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(lists, list) or not all(isinstance(indices, list) for indices in lists):
+        raise ValueError("expected a list with one list of indices for each client")
+    if not all(type(index) is int for indices in lists for index in indices):
+        raise ValueError("expected whole numbers as indices")
+    if [] in lists:
+        raise ValueError(f"client {lists.index([])} has no sample")
+    return _as_pairs((client, index) for client, indices in enumerate(lists) for index in indices)
+
+
+def _as_pairs(pairs: Iterable[tuple[int, int]]) -> Indices:
+    try:
+        return np.array(list(pairs), np.int64).reshape(-1, 2)
+    except OverflowError:
+        raise ValueError("a number is too large to be a client or an index") from None

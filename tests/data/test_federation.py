@@ -1,0 +1,95 @@
+"""A federation: who holds what, its numbers worked out by hand, and its picture."""
+
+from __future__ import annotations
+
+from math import exp, log
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedsat.data import Dataset, Federation, Partition, Split, draw
+from fedsat.errors import UsageError
+
+
+def dataset(labels: np.ndarray, classes: int) -> Dataset:
+    split = Split(np.zeros((len(labels), 1), np.float32), labels)
+    return Dataset("hand", split, split, tuple(f"class {c}" for c in range(classes)))
+
+
+class Given(Partition):
+    """Clients 1, 0, 1, 1, 0, 1."""
+
+    def owners(self, labels, classes, clients, rng):
+        return np.array([1, 0, 1, 1, 0, 1])
+
+
+@pytest.fixture
+def small() -> Federation:
+    return Federation.build(dataset(np.array([0, 0, 1, 1, 0, 2]), 3), Given(), 2, 0)
+
+
+def test_who_holds_what(small: Federation) -> None:
+    assert small.clients == 2
+    assert small.sizes.tolist() == [2, 4]
+    assert small.indices(0).tolist() == [1, 4]
+    assert small.indices(1).tolist() == [0, 2, 3, 5]
+    assert small.class_counts.tolist() == [[2, 0, 0], [1, 2, 1]]
+    assert small.class_counts.dtype == np.int64
+    for client in (-1, 2):
+        with pytest.raises(IndexError):
+            small.indices(client)
+
+
+def test_summary_by_hand(small: Federation) -> None:
+    summary = small.summary()
+    assert (summary.clients, summary.samples) == (2, 6)
+    assert (summary.size.low, summary.size.median, summary.size.high) == (2, 3, 4)
+    assert (summary.classes_held.low, summary.classes_held.high) == (1, 3)
+    # Client 0 has one class; client 1 has the mix ¼, ½, ¼, with entropy ½ log 4 + ½ log 2.
+    assert summary.effective_classes.low == pytest.approx(1)
+    assert summary.effective_classes.high == pytest.approx(exp(0.5 * log(4) + 0.5 * log(2)))
+    assert (summary.largest_share.low, summary.largest_share.high) == (0.5, 1)
+    assert (summary.imbalance.low, summary.imbalance.high) == (1, 2)
+    # The whole has ½, ⅓, ⅙: distances (½ + ⅓ + ⅙)/2 = ½ and (¼ + ⅙ + 1/12)/2 = ¼.
+    assert summary.skew == pytest.approx((0.5 + 0.25) / 2)
+    assert (summary.holders.low, summary.holders.high) == (1, 2)
+
+
+@pytest.mark.parametrize("partition", ["iid", "quantity", "ls", "lsmc", "lqsmc"])
+def test_compressed_form(partition: str) -> None:
+    labels = np.random.default_rng(0).integers(0, 5, 300)
+    federation = Federation.build(dataset(labels, 5), partition, 30, 0)
+    held = [federation.indices(k) for k in range(30)]
+    assert sorted(np.concatenate(held).tolist()) == list(range(300))
+    for client, indices in enumerate(held):
+        assert (np.diff(indices) > 0).all()
+        assert np.bincount(labels[indices], minlength=5).tolist() == federation.class_counts[client].tolist()
+
+
+def test_even_shares_have_no_skew() -> None:
+    federation = Federation.build(dataset(np.arange(6), 6), "iid", 1, 0)
+    summary = federation.summary()
+    assert summary.skew == 0
+    assert summary.effective_classes.median == pytest.approx(6)
+
+
+@pytest.mark.parametrize(("clients", "classes"), [(1, 1), (10, 10), (100, 10), (500, 10), (50, 100)])
+def test_picture(tmp_path: Path, clients: int, classes: int) -> None:
+    """It is a PNG of sensible size in which something is drawn."""
+    labels = np.arange(3000) % classes
+    federation = Federation.build(dataset(labels, classes), "ls", clients, 0)
+    path = draw(federation, tmp_path / "new" / "picture.png", "a title")
+    with Image.open(path) as picture:
+        assert picture.format == "PNG"
+        assert 500 < picture.width < 3000
+        assert 400 < picture.height < 2000
+        pixels = np.asarray(picture.convert("L"))
+    assert 0.002 < (pixels < 200).mean() < 0.9
+
+
+def test_picture_that_cannot_be_written(tmp_path: Path, small: Federation) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(UsageError, match="cannot write the picture"):
+        draw(small, tmp_path / "file" / "picture.png")
