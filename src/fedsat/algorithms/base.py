@@ -1,0 +1,188 @@
+"""What a federated method is: a few small functions, each with FedAvg's behaviour as its default.
+
+A local round of client k, and the end of a round at the server, in the order the engines call them:
+
+    begin(task)                        -> carry          once, before the first step
+    penalty(task, carry, outputs, …)   -> tensor | None  added to the objective's loss of every sample
+    step(task, carry, params, grads)   -> params, carry  one step of local training
+    end(task, carry, result)           -> state, upload  what the client keeps, what it sends besides its model
+    aggregate(server, updates, weights) -> server        the next global model and the server's memory
+
+Everything a method knows is handed in and returned; nothing hides in `self`, which holds only
+hyper-parameters. Tensors of clients carry the client as first axis (see `fedsat.tree`), one client or many.
+What a sample costs (`Objective`) and how much a client weighs (`Weighting`) are parts of their own, so that
+each can be put on any method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Annotated, ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from fedsat.algorithms.objective import CrossEntropy, Objective, objectives
+from fedsat.algorithms.weighting import BySamples, Weighting, weightings
+from fedsat.options import Option, Registry, check
+from fedsat.tree import State, Tree, tree_map, weighted_sum
+
+
+@dataclass(frozen=True)
+class Model:
+    """The weights of a network: trainable parameters, and buffers such as BatchNorm's running statistics."""
+
+    params: Tree
+    buffers: Tree
+
+
+@dataclass(frozen=True)
+class Server:
+    """What the server knows between rounds: the global model Θ and the method's memory."""
+
+    model: Model
+    memory: State = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One batch of every client: inputs [C, B, …], labels [C, B], and which entries are real, not padding."""
+
+    x: Tensor
+    y: Tensor
+    real: Tensor
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What the network says of a batch: logits [C, B, m], and, where a method asks, the input of its last layer."""
+
+    logits: Tensor
+    features: Tensor | None = None
+
+
+class Network(Protocol):
+    """The network as a function of stacked weights, in evaluation mode."""
+
+    def __call__(self, params: Tree, buffers: Tree, x: Tensor) -> Outputs:
+        """The outputs for x [C, B, …]; differentiable in `params`, leaves `buffers` alone."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """The local round of one or more clients, as a method sees it. C is the number of clients."""
+
+    start: Model
+    """Θ_t, the received model (no client axis)."""
+    received: State
+    """What `broadcast` sent along (no client axis)."""
+    state: State
+    """What each client kept from its last participation."""
+    class_counts: Tensor
+    """Samples of each class a client holds, [C, m]."""
+    lr: float
+    """η, the local learning rate of this round."""
+    epochs: int
+    """E, the local epochs."""
+    network: Network
+    examples: Callable[[], Iterator[Batch]]
+    """One pass over each client's samples in batches, unshuffled and not augmented."""
+
+
+@dataclass(frozen=True)
+class LocalResult:
+    """What local training made of a task: the clients' models θ_k and the steps K_k they took, [C]."""
+
+    params: Tree
+    steps: Tensor
+
+
+@dataclass(frozen=True)
+class Updates:
+    """What the server received in a round, stacked over the K clients that answered."""
+
+    clients: Tensor
+    model: Model
+    uploads: State
+    sizes: Tensor
+    """n_k, samples."""
+    steps: Tensor
+    """K_k, local steps taken."""
+    lr: float
+    epochs: int
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A federated method; as it stands, FedAvg."""
+
+    server_lr: Annotated[float, Option("η_g, global learning rate", above=0)] = 1.0
+    objective: Annotated[Objective, Option("what a sample costs", among=objectives)] = CrossEntropy()
+    weighting: Annotated[Weighting, Option("how much a client weighs", among=weightings)] = BySamples()
+
+    uses_features: ClassVar[bool] = False
+    """Whether `penalty` reads `outputs.features`."""
+
+    def __post_init__(self) -> None:
+        check(self, "algorithm")
+
+    def initial_memory(self, model: Model) -> State:
+        """The server's memory before the first round."""
+        del model
+        return {}
+
+    def broadcast(self, server: Server) -> State:
+        """What goes down to the clients besides the model."""
+        del server
+        return {}
+
+    def initial_client_state(self, model: Model) -> State:
+        """The state of a client that takes part for the first time and received `model` (no client axis)."""
+        del model
+        return {}
+
+    def begin(self, task: Task) -> State:
+        """Prepare a local round: what `penalty` and `step` need at hand."""
+        del task
+        return {}
+
+    def penalty(self, task: Task, carry: State, outputs: Outputs, batch: Batch) -> Tensor | None:
+        """What the method adds to the loss of each sample, [C, B]; None for nothing."""
+        del task, carry, outputs, batch
+        return None
+
+    def step(self, task: Task, carry: State, params: Tree, grads: Tree) -> tuple[Tree, State]:
+        """One local step: θ ← θ − η ∇L."""
+        return descend(params, grads, task.lr), carry
+
+    def end(self, task: Task, carry: State, result: LocalResult) -> tuple[State, State]:
+        """Finish a local round: the client's new state, and what it uploads besides its model."""
+        del task, carry, result
+        return {}, {}
+
+    def aggregate(self, server: Server, updates: Updates, weights: Tensor) -> Server:
+        """Θ ← Θ − η_g Σ_k w_k (Θ − θ_k); buffers are averaged with the same weights."""
+        return replace(server, model=move(server.model, updates, weights, self.server_lr))
+
+
+def descend(params: Tree, direction: Tree, lr: float) -> Tree:
+    """θ − η · direction."""
+    return tree_map(lambda p, d: torch.sub(p, d, alpha=lr), params, direction)
+
+
+def move(model: Model, updates: Updates, weights: Tensor, server_lr: float) -> Model:
+    """The model moved by the weighted mean of the clients' movements."""
+    movement = weighted_sum(tree_map(torch.sub, updates.model.params, model.params), weights)
+    params = tree_map(lambda p, d: torch.add(p, d, alpha=server_lr), model.params, movement)
+    return Model(params, average_buffers(updates.model.buffers, weights))
+
+
+def average_buffers(buffers: Tree, weights: Tensor) -> Tree:
+    """Floating buffers averaged; whole-number counters take the maximum."""
+    floats = {name: tensor for name, tensor in buffers.items() if tensor.is_floating_point()}
+    means = weighted_sum(floats, weights)
+    return {name: means[name] if name in means else tensor.amax(0) for name, tensor in buffers.items()}
+
+
+algorithms: Registry[Algorithm] = Registry("algorithm", Algorithm)

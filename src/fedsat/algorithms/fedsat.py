@@ -1,0 +1,122 @@
+"""FedSat: the prediction-sensitive loss, a correction of client drift, and prioritized-class weights.
+
+The loss is the objective `psl`, the weights are the weighting `pwa`; both live in files of their own because
+they can be put on any method. What is left is the correction (paper, eq. 6–8; SPEC §2):
+
+    θ ← θ − η (∇L_PS + γ (v_t − v_k))
+
+v_t is the direction in which the federation moved in the last round, v_k the client's own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
+
+from torch import Tensor
+
+from fedsat.algorithms.base import (
+    Algorithm,
+    LocalResult,
+    Model,
+    Server,
+    Task,
+    Updates,
+    algorithms,
+    descend,
+)
+from fedsat.algorithms.objective import Objective, objectives
+from fedsat.algorithms.psl import PredictionSensitiveLoss
+from fedsat.algorithms.pwa import PrioritizedClassWeights
+from fedsat.algorithms.weighting import Weighting, weightings
+from fedsat.options import Option
+from fedsat.tree import State, Tree, per_client, tree_map, zeros_like
+
+
+@algorithms.register("fedsat")
+@dataclass(frozen=True)
+class FedSat(Algorithm):
+    """Prediction-sensitive loss, correction of client drift, and prioritized-class weights (the FedSat paper)."""
+
+    objective: Annotated[Objective, Option("what a sample costs", among=objectives)] = PredictionSensitiveLoss()
+    weighting: Annotated[Weighting, Option("how much a client weighs", among=weightings)] = PrioritizedClassWeights()
+    correction: Annotated[bool, Option("whether client drift is corrected")] = True
+    gamma: Annotated[float, Option("γ, strength of the correction", at_least=0)] = 0.9
+    scale: Annotated[
+        Literal["gradient", "paper"],
+        Option("units of v: one step's gradient, or the paper's letter, which is about η²K of it"),
+    ] = "gradient"
+
+    def initial_memory(self, model: Model) -> State:
+        """v_0 = 0."""
+        return {"direction": zeros_like(model.params)} if self.correction else {}
+
+    def broadcast(self, server: Server) -> State:
+        """v_t: a client that was not called in the last round could not compute it."""
+        return server.memory
+
+    def initial_client_state(self, model: Model) -> State:
+        """v_k = 0 before the first participation."""
+        return {"direction": zeros_like(model.params)} if self.correction else {}
+
+    def begin(self, task: Task) -> State:
+        """γ (v_t − v_k), which stays the same through the round; for eq. 8, room for the last gradient."""
+        if not self.correction:
+            return {}
+        drift = tree_map(
+            lambda ours, own: self.gamma * (ours - own), task.received["direction"], task.state["direction"]
+        )
+        return {"drift": drift, "gradient": zeros_like(drift)} if self.scale == "paper" else {"drift": drift}
+
+    def step(self, task: Task, carry: State, params: Tree, grads: Tree) -> tuple[Tree, State]:
+        """θ ← θ − η (∇L + γ (v_t − v_k))."""
+        if not self.correction:
+            return descend(params, grads, task.lr), carry
+        corrected = tree_map(lambda g, d: g + d, grads, carry["drift"])
+        if self.scale == "paper":
+            carry = {**carry, "gradient": grads}
+        return descend(params, corrected, task.lr), carry
+
+    def end(self, task: Task, carry: State, result: LocalResult) -> tuple[State, State]:
+        """v_k: the mean raw gradient of the round, or the paper's eq. 8."""
+        if not self.correction:
+            return {}, {}
+        if self.scale == "paper":
+            own = tree_map(
+                lambda v_k, v_t, g: v_k - v_t + task.lr * g,
+                task.state["direction"],
+                task.received["direction"],
+                carry["gradient"],
+            )
+        else:
+            own = tree_map(
+                lambda start, end, drift: (start - end) / (task.lr * per_client(result.steps, end)) - drift,
+                task.start.params,
+                result.params,
+                carry["drift"],
+            )
+        return {"direction": own}, {}
+
+    def aggregate(self, server: Server, updates: Updates, weights: Tensor) -> Server:
+        """The weighted movement, and v_{t+1} from it."""
+        moved = super().aggregate(server, updates, weights)
+        if not self.correction:
+            return moved
+        if self.scale == "paper":  # v = (η/E)(Θ_{t+1} − Θ_t)
+            factor = -updates.lr / updates.epochs
+        else:  # v = (Θ_t − Θ_{t+1}) / (η_g η K̄), K̄ the weighted mean of the steps
+            steps = float((weights * updates.steps).sum())
+            factor = 1 / (self.server_lr * updates.lr * steps)
+        direction = tree_map(lambda old, new: factor * (old - new), server.model.params, moved.model.params)
+        return replace(moved, memory={"direction": direction})
+
+
+algorithms.preset(
+    "fedsat-paper",
+    of="fedsat",
+    summary="FedSat by the letter of the paper, as a preset; weights normalised all the same (SPEC §10)",
+    gamma=1.0,
+    scale="paper",
+    objective=PredictionSensitiveLoss(over="all", source="evaluation"),
+    weighting=PrioritizedClassWeights(priority="hard", weights="product", fnr="paper", min_effective=0.0, sigma=1.0),
+)

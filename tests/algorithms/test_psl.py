@@ -1,0 +1,148 @@
+"""The prediction-sensitive loss against numbers worked out by hand (SPEC §1)."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedsat.algorithms import Batch, CrossEntropy, Model, Outputs, PredictionSensitiveLoss, Task
+from fedsat.errors import UsageError
+
+
+def logits_for(predictions: list[int], classes: int = 3) -> Tensor:
+    """Logits that predict the given classes: 2 for the predicted class, 0 for the others."""
+    return 2.0 * torch.nn.functional.one_hot(torch.tensor([predictions]), classes).double()
+
+
+def batch_of(labels: list[int]) -> Batch:
+    y = torch.tensor([labels])
+    return Batch(torch.zeros(1, len(labels), 1), y, torch.ones_like(y, dtype=torch.bool))
+
+
+def empty(classes: int = 3) -> dict[str, Tensor]:
+    return {"mistakes": torch.zeros(1, classes, classes)}
+
+
+# Cross-entropy of logits (2, 0, 0): right −2 + log(e² + 2), wrong log(e² + 2).
+RIGHT = math.log(math.exp(2) + 2) - 2
+WRONG = math.log(math.exp(2) + 2)
+
+
+def test_costs_grow_with_the_frequency_of_the_mistake() -> None:
+    # True 0 0 0 1 2, predicted 1 1 2 0 2: M[0,1] = 2, M[0,2] = 1, M[1,0] = 1, M[2,2] = 1.
+    # Off the diagonal min = 0, max = 2: cs(0,1) = 1 + 2/2 = 2, cs(0,2) = cs(1,0) = 1 + 1/2; right: 1.
+    loss, carry = PredictionSensitiveLoss().loss(
+        empty(), Outputs(logits_for([1, 1, 2, 0, 2])), batch_of([0, 0, 0, 1, 2])
+    )
+    expected = torch.tensor([[2 * WRONG, 2 * WRONG, 1.5 * WRONG, 1.5 * WRONG, RIGHT]]).double()
+    torch.testing.assert_close(loss, expected)
+    assert carry["mistakes"].tolist() == [[[0, 2, 1], [1, 0, 0], [0, 0, 1]]]
+
+
+def test_batches_add_up_within_a_round() -> None:
+    objective = PredictionSensitiveLoss()
+    _, carry = objective.loss(empty(), Outputs(logits_for([1, 1])), batch_of([0, 0]))
+    # Then one mistake 1→2: M[0,1] = 2, M[1,2] = 1, so cs(1,2) = 1 + 1/2.
+    loss, _ = objective.loss(carry, Outputs(logits_for([2])), batch_of([1]))
+    assert float(loss) == pytest.approx(1.5 * WRONG)
+
+
+def test_paper_letter_counts_the_diagonal() -> None:
+    # True 0 0 0 0 1, predicted 0 0 0 1 1. All cells: max is the diagonal's 3, so cs(0,1) = 1 + 1/3.
+    loss, _ = PredictionSensitiveLoss(over="all").loss(
+        empty(), Outputs(logits_for([0, 0, 0, 1, 1])), batch_of([0, 0, 0, 0, 1])
+    )
+    assert float(loss[0, 3]) == pytest.approx((1 + 1 / 3) * WRONG)
+    # Over errors alone that mistake is the most frequent one: cs = 2.
+    loss, _ = PredictionSensitiveLoss().loss(empty(), Outputs(logits_for([0, 0, 0, 1, 1])), batch_of([0, 0, 0, 0, 1]))
+    assert float(loss[0, 3]) == pytest.approx(2 * WRONG)
+
+
+def test_equal_cells_cost_epsilon1() -> None:
+    # Both classes of two are mistaken once: max M = min M = 1 off the diagonal, the fraction is 0.
+    loss, _ = PredictionSensitiveLoss(epsilon1=1.25, epsilon2=3).loss(
+        empty(2), Outputs(logits_for([1, 0], 2)), batch_of([0, 1])
+    )
+    wrong = math.log(math.exp(2) + 1)
+    assert loss.tolist() == [[pytest.approx(1.25 * wrong)] * 2]
+
+
+def test_a_single_class_has_no_mistakes() -> None:
+    loss, _ = PredictionSensitiveLoss().loss(empty(1), Outputs(logits_for([0, 0], 1)), batch_of([0, 0]))
+    assert loss.tolist() == [[0.0, 0.0]]
+
+
+def test_epsilons_of_one_are_cross_entropy_bit_for_bit() -> None:
+    logits = torch.randn(1, 40, 5, generator=torch.Generator().manual_seed(0))
+    batch = batch_of(list(range(5)) * 8)
+    ours, _ = PredictionSensitiveLoss(epsilon1=1, epsilon2=1).loss(empty(5), Outputs(logits), batch)
+    plain, _ = CrossEntropy().loss({}, Outputs(logits), batch)
+    assert torch.equal(ours, plain)
+
+
+def test_no_gradient_flows_through_the_cost() -> None:
+    # The gradient of cs · CE is cs · (softmax − one-hot): cs is a constant.
+    logits = logits_for([1]).requires_grad_()
+    loss, _ = PredictionSensitiveLoss().loss(empty(), Outputs(logits), batch_of([0]))
+    loss.sum().backward()  # type: ignore[no-untyped-call]
+    softmax = torch.softmax(logits.detach(), -1)
+    assert logits.grad is not None
+    torch.testing.assert_close(logits.grad, 2 * (softmax - torch.tensor([1.0, 0.0, 0.0])))
+
+
+def test_padding_is_not_counted() -> None:
+    batch = Batch(torch.zeros(1, 2, 1), torch.tensor([[0, 0]]), torch.tensor([[True, False]]))
+    _, carry = PredictionSensitiveLoss().loss(empty(), Outputs(logits_for([1, 1])), batch)
+    assert carry["mistakes"].sum() == 1
+
+
+def test_clients_do_not_mix() -> None:
+    y = torch.tensor([[0, 0], [1, 1]])
+    batch = Batch(torch.zeros(2, 2, 1), y, torch.ones_like(y, dtype=torch.bool))
+    logits = torch.cat([logits_for([1, 1]), logits_for([1, 0])])
+    _, carry = PredictionSensitiveLoss().loss({"mistakes": torch.zeros(2, 3, 3)}, Outputs(logits), batch)
+    assert carry["mistakes"].tolist() == [
+        [[0, 2, 0], [0, 0, 0], [0, 0, 0]],
+        [[0, 0, 0], [1, 1, 0], [0, 0, 0]],
+    ]
+
+
+def a_task(predictions: list[int], labels: list[int]) -> Task:
+    return Task(
+        start=Model({}, {}),
+        received={},
+        state={},
+        class_counts=torch.ones(1, 3, dtype=torch.int64),
+        lr=0.1,
+        epochs=1,
+        network=lambda params, buffers, x: Outputs(logits_for(predictions)),
+        examples=lambda: iter([batch_of(labels)]),
+    )
+
+
+def test_evaluation_source_counts_once_and_stays() -> None:
+    objective = PredictionSensitiveLoss(source="evaluation")
+    carry = objective.begin(a_task([1, 1, 2], [0, 0, 1]), {})
+    assert carry["mistakes"].tolist() == [[[0, 2, 0], [0, 0, 1], [0, 0, 0]]]
+    # 0→1 is the most frequent mistake: 2; 2→0 was never made: 1. Training batches change nothing.
+    loss, after = objective.loss(carry, Outputs(logits_for([1, 0])), batch_of([0, 2]))
+    assert loss.tolist() == [[pytest.approx(2 * WRONG), pytest.approx(WRONG)]]
+    assert torch.equal(after["mistakes"], carry["mistakes"])
+
+
+def test_memory_carries_a_share_to_the_next_round() -> None:
+    objective = PredictionSensitiveLoss(memory=0.5)
+    first = objective.begin(a_task([], []), {"mistakes": objective.initial_state(3)["mistakes"][None]})
+    _, carry = objective.loss(first, Outputs(logits_for([1, 1])), batch_of([0, 0]))
+    again = objective.begin(a_task([], []), objective.end(carry))
+    assert again["mistakes"][0, 0, 1] == 1.0  # half of 2
+    assert PredictionSensitiveLoss().end(carry) == {}
+
+
+@pytest.mark.parametrize("options", [{"epsilon1": -1}, {"memory": 1.5}, {"epsilon1": 3, "epsilon2": 2}])
+def test_bad_values_are_refused(options: dict[str, float]) -> None:
+    with pytest.raises(UsageError):
+        PredictionSensitiveLoss(**options)

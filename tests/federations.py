@@ -1,0 +1,45 @@
+"""Small federations that tests share."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from fedsat.algorithms import Algorithm
+from fedsat.data import Dataset, Federation, Split
+from fedsat.engine import LocalTraining, SequentialEngine
+from fedsat.models import build_model
+from fedsat.options import Spec
+
+
+def tiny_dataset(samples: int = 90, features: tuple[int, ...] = (6,), classes: int = 3) -> Dataset:
+    """Gaussian clouds, one a class: learnable in a few rounds, small enough for float64."""
+    rng = np.random.default_rng(7)
+    centres = rng.normal(size=(classes, *features)) * 2
+
+    def split(count: int) -> Split:
+        labels = np.arange(count) % classes
+        return Split((centres[labels] + rng.normal(size=(count, *features))).astype(np.float32), labels)
+
+    return Dataset("tiny", split(samples), split(samples // 2), tuple("abcdefghij"[:classes]))
+
+
+def make_engine(
+    algorithm: Algorithm,
+    *,
+    dataset: Dataset | None = None,
+    clients: int = 5,
+    partition: Spec = "iid",
+    model: Spec = "mlp",
+    epochs: int = 2,
+    batch_size: int = 4,
+    lr: float = 0.1,
+    seed: int = 3,
+    augment: bool = False,
+) -> SequentialEngine:
+    """A sequential engine on the tiny dataset, in float64."""
+    dataset = dataset or tiny_dataset()
+    federation = Federation.build(dataset, partition, clients, seed)
+    module = build_model(model, dataset.input_shape, dataset.classes, seed)
+    training = LocalTraining(epochs, batch_size, lr, augment, seed)
+    return SequentialEngine(module, federation, algorithm, training, torch.device("cpu"), torch.float64)
