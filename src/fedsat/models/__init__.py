@@ -1,0 +1,8 @@
+"""The paper's networks as plain modules; any other `torch.nn.Module` works as `module:Name`."""
+
+from fedsat.models.lenet import LeNet5
+from fedsat.models.mlp import MLP
+from fedsat.models.registry import FROM_DATA, build_model, models
+from fedsat.models.resnet import ResNet8, ResNet18
+
+__all__ = ["FROM_DATA", "MLP", "LeNet5", "ResNet8", "ResNet18", "build_model", "models"]

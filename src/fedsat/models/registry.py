@@ -1,0 +1,44 @@
+"""Models by name, and how one is built for a dataset."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedsat.errors import UsageError
+from fedsat.options import Registry, Spec
+from fedsat.sampling import generator
+
+models: Registry[nn.Module] = Registry("model", nn.Module)
+
+FROM_DATA = ("input_shape", "classes", "num_classes")
+"""Constructor parameters that the dataset fills in; all others are the user's options."""
+
+
+def build_model(spec: Spec, input_shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
+    """The network that `spec` names, for inputs of `input_shape`, with initial weights drawn from `seed`.
+
+    Any `torch.nn.Module` class can be named as `module:Name`. Its parameters `input_shape`, `classes` and
+    `num_classes` are filled in where it has them.
+    """
+    name, options = models.arguments(spec)
+    data: dict[str, Any] = {"input_shape": input_shape, "classes": classes, "num_classes": classes}
+    for key, field in models.options(name).items():
+        if key in data:
+            options[key] = data[key]
+        elif field.required and key not in options:
+            raise UsageError(f"model {name!r} needs a value for {key}: give it with --set model.{key}=…")
+    # torch's layers draw their weights from the global generator: it is borrowed and put back as it was.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(generator(seed, "model").integers(2**62)))
+        return models.entry(name).part(**options)
+
+
+def image_shape(input_shape: tuple[int, ...], model: str) -> tuple[int, int, int]:
+    """The shape as channels, height, width, or an error that names the model that needs images."""
+    if len(input_shape) != 3:
+        raise UsageError(f"model {model!r} needs images, but the data have the shape {input_shape}; try --model mlp")
+    channels, height, width = input_shape
+    return channels, height, width
