@@ -1,0 +1,87 @@
+"""A torch module as a pure function of its weights."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedsat.algorithms import Model, Outputs
+from fedsat.errors import UsageError
+from fedsat.tree import Tree
+
+
+class ModuleNetwork:
+    """One client's network as a function of stacked weights with a client axis of length one.
+
+    Copies of the module are kept in training and in evaluation mode, so that a method may run frozen
+    models within a training step. The modules' own weights are never read.
+    """
+
+    def __init__(self, module: nn.Module, features: bool) -> None:
+        self._training = copy.deepcopy(module).train()
+        self._training_alone = _with_frozen_statistics(self._training)
+        self._evaluating = copy.deepcopy(module).eval()
+        self._features = features
+
+    def __call__(self, params: Tree, buffers: Tree, x: Tensor) -> Outputs:
+        """Evaluation mode; `buffers` stay as they are."""
+        return self._run(self._evaluating, _first(params), _first(buffers), x[0])
+
+    def train(self, params: Tree, buffers: Tree, x: Tensor) -> Outputs:
+        """Training mode with the weights of one client (no client axis); running statistics in `buffers` move on.
+
+        A batch of a single sample has no statistics worth the name (with flat features none at all): BatchNorm
+        then uses its running statistics and leaves them as they are.
+        """
+        return self._run(self._training if len(x) > 1 else self._training_alone, params, buffers, x)
+
+    def _run(self, module: nn.Module, params: Tree, buffers: Tree, x: Tensor) -> Outputs:
+        if not self._features:
+            return Outputs(functional_call(module, (params, buffers), (x,)).unsqueeze(0))
+        with last_layer_input(module) as seen:
+            logits = functional_call(module, (params, buffers), (x,))
+        return Outputs(logits.unsqueeze(0), seen[0].unsqueeze(0))
+
+
+def _with_frozen_statistics(module: nn.Module) -> nn.Module:
+    module = copy.deepcopy(module)
+    for layer in module.modules():
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+            layer.eval()
+    return module
+
+
+def _first(tree: Tree) -> Tree:
+    return {name: tensor[0] for name, tensor in tree.items()}
+
+
+@contextmanager
+def last_layer_input(module: nn.Module) -> Iterator[list[Tensor]]:
+    """Note what goes into the module's last linear layer: the representation that the classifier reads."""
+    layers = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
+    if not layers:
+        raise UsageError("this method reads the input of the model's last linear layer, and the model has none")
+    seen: list[Tensor] = []
+    hook = layers[-1].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    try:
+        yield seen
+    finally:
+        hook.remove()
+
+
+def initial_weights(module: nn.Module, device: torch.device, dtype: torch.dtype) -> Model:
+    """The module's weights as a `Model`, on the device."""
+
+    def moved(tensor: Tensor) -> Tensor:
+        return tensor.detach().clone().to(device, dtype if tensor.is_floating_point() else tensor.dtype)
+
+    params = {name: moved(tensor) for name, tensor in module.named_parameters()}
+    buffers = {name: moved(tensor) for name, tensor in module.named_buffers()}
+    if not params:
+        raise UsageError("the model has no parameters to train")
+    return Model(params, buffers)

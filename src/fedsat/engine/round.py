@@ -1,0 +1,142 @@
+"""One round of federated learning: the loop everyone reads first.
+
+the server calls some clients                                    sample_clients
+they train the received model on their own samples               engine.train
+worker nodes evaluate each client's model (if weights need it)   engine.measure
+the server weighs the clients and forms the next model           weigh, aggregate
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor
+
+from fedsat.algorithms import Algorithm, Model, Server, Updates, Weighing
+from fedsat.data import Federation
+from fedsat.engine.local import TrainedRound
+from fedsat.metrics import ClassCounts, Evaluation
+from fedsat.sampling import Indices, sample_clients, sample_workers
+from fedsat.tree import State, nbytes
+
+
+class Engine(Protocol):
+    """What can train and evaluate the clients of a federation."""
+
+    federation: Federation
+    algorithm: Algorithm
+    initial_model: Model
+
+    def train(self, server: Server, clients: Indices, states: dict[int, State], round_number: int) -> TrainedRound:
+        """Local training of the called clients."""
+
+    def measure(self, updates: Updates, workers: Indices) -> ClassCounts:
+        """Each client's model evaluated by its workers, one row of nodes per client."""
+
+    def evaluate(self, model: Model) -> Evaluation:
+        """A global model on the test set."""
+
+    def count_by_node(self, model: Model, nodes: Indices) -> Tensor:
+        """Confusion matrices of one model on each node's own samples, [nodes, m, m]."""
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Who is called in a round: how many clients, how many workers for each, and the seed of the draw."""
+
+    per_round: int
+    workers: int
+    seed: int
+
+
+@dataclass
+class Federated:
+    """Where a federated training stands between rounds: complete, so that it can be put away and taken up again."""
+
+    server: Server
+    states: dict[int, State] = field(default_factory=dict)
+    """What each client that ever took part keeps."""
+    rounds: int = 0
+    """Rounds played."""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes that a round moves from the server to nodes and back; `workers` is the evaluation's part of both."""
+
+    down: int
+    up: int
+    workers: int
+
+
+@dataclass(frozen=True)
+class PlayedRound:
+    """What is known of a round after it was played."""
+
+    number: int
+    clients: Indices
+    losses: Tensor
+    weighing: Weighing
+    traffic: Traffic
+    seconds: dict[str, float]
+
+
+def start(engine: Engine) -> Federated:
+    """A federated training before its first round."""
+    model = engine.initial_model
+    return Federated(Server(model, engine.algorithm.initial_memory(model)))
+
+
+def play_round(engine: Engine, training: Federated, calls: Calls) -> PlayedRound:
+    """Play the next round and move `training` on; on an error it stays as it was."""
+    algorithm, federation, number = engine.algorithm, engine.federation, training.rounds + 1
+    seconds: dict[str, float] = {}
+    clients = sample_clients(calls.seed, number, federation.clients, calls.per_round)
+
+    with clocked(seconds, "train"):
+        trained = engine.train(training.server, clients, training.states, number)
+
+    counts = None
+    if algorithm.weighting.needs_counts:
+        with clocked(seconds, "measure"):
+            workers = sample_workers(calls.seed, number, federation.clients, clients, calls.workers)
+            counts = engine.measure(trained.updates, workers)
+
+    with clocked(seconds, "aggregate"):
+        weighing = algorithm.weighting.weigh(trained.updates, counts)
+        traffic = count_traffic(algorithm, training.server, trained.updates, counts)
+        server = algorithm.aggregate(training.server, trained.updates, weighing.weights)
+
+    training.server = server
+    training.states.update(zip(clients.tolist(), trained.states, strict=True))
+    training.rounds = number
+    return PlayedRound(number, clients, trained.losses, weighing, traffic, seconds)
+
+
+def count_traffic(algorithm: Algorithm, server: Server, updates: Updates, counts: ClassCounts | None) -> Traffic:
+    """The bytes that a real federation would have moved in this round.
+
+    Down go the model and what the method broadcasts, up the clients' models and uploads. A worker other than
+    the client itself fetches the client's model; every worker sends three vectors of counts (8 bytes each).
+    """
+    clients = len(updates.sizes)
+    model = nbytes([server.model.params, server.model.buffers])
+    down = clients * (model + nbytes(algorithm.broadcast(server).values()))
+    up = nbytes([updates.model.params, updates.model.buffers, *updates.uploads.values()])
+    if counts is None:
+        return Traffic(down, up, 0)
+    _, workers, classes = counts.labels.shape
+    fetched, reported = clients * (workers - 1) * model, clients * workers * 3 * classes * 8
+    return Traffic(down + fetched, up + reported, fetched + reported)
+
+
+@contextmanager
+def clocked(seconds: dict[str, float], name: str) -> Iterator[None]:
+    """Add the time spent inside to `seconds[name]`."""
+    began = time.perf_counter()
+    yield
+    seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - began
