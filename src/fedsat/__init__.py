@@ -1,0 +1,57 @@
+"""fedsat: federated learning for clients with imbalanced, rare and missing classes.
+
+import fedsat
+
+run = fedsat.run(dataset="mnist-mini", algorithm="fedsat", rounds=20)
+print(run.summary["test_accuracy"], run.summary["worst_recall"])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from fedsat import data
+from fedsat.algorithms import Algorithm, Objective, Weighting
+from fedsat.errors import DataError, FedsatError, TrainingError, UsageError
+from fedsat.experiment import Config, OnRound, Run, carry_on, prepare
+from fedsat.experiment.config import override, switch_parts
+from fedsat.version import __version__
+
+__all__ = [
+    "Algorithm",
+    "Config",
+    "DataError",
+    "FedsatError",
+    "Objective",
+    "Run",
+    "TrainingError",
+    "UsageError",
+    "Weighting",
+    "__version__",
+    "carry_on",
+    "configure",
+    "data",
+    "prepare",
+    "run",
+]
+
+
+def configure(*, with_parts: Iterable[str] = (), without: Iterable[str] = (), **settings: Any) -> Config:
+    """A configuration from settings named as on the command line, for example `lr=0.05` or `gamma=0.5`.
+
+    A part may be given by name, as a table (`partition={"name": "lsmc", "classes_per_client": 2}`), as an
+    instance (`algorithm=FedSat(gamma=0.5)`), or, for a model or method of your own, as its class.
+    """
+    named = [(key, _by_name(value) if isinstance(value, type) else value) for key, value in settings.items()]
+    return Config.of(switch_parts(override({}, named), with_parts, without))
+
+
+def run(*, out: str | Path | None = None, on_round: OnRound | None = None, **settings: Any) -> Run:
+    """Train a federation; see `configure` for the settings. Files are written only where `out` says."""
+    return carry_on(prepare(configure(**settings), Path(out) if out is not None else None), on_round)
+
+
+def _by_name(part: type) -> str:
+    return f"{part.__module__}:{part.__qualname__}"

@@ -1,0 +1,210 @@
+"""The complete description of a run: what a `config.toml` holds, and enough to run it again."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from fedsat.algorithms import Algorithm, FedSat, algorithms
+from fedsat.data import Partition, partitions
+from fedsat.errors import UsageError, unknown
+from fedsat.models import FROM_DATA, models
+from fedsat.options import Option, OptionField, Registry, check, options_of
+
+PARTS: dict[str, Registry[Any]] = {"partition": partitions, "model": models, "algorithm": algorithms}
+"""The parts of a run that have a name and options of their own: tables of the file."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """A run, complete: data, federation, model, method, protocol and seed."""
+
+    dataset: Annotated[str, Option("a dataset's name, or a folder of your own data")] = "mnist-mini"
+    image_size: Annotated[int | None, Option("side to which a folder's images are resized", at_least=1)] = None
+    clients: Annotated[int, Option("N, nodes of the federation", at_least=1)] = 100
+    per_round: Annotated[int, Option("|S_t|, clients called in a round", at_least=1)] = 15
+    workers: Annotated[int, Option("w, nodes that evaluate each client's model, itself included", at_least=1)] = 15
+    rounds: Annotated[int, Option("rounds to play", at_least=1)] = 60
+    epochs: Annotated[int, Option("E, local epochs", at_least=1)] = 5
+    batch_size: Annotated[int, Option("B, local batch size", at_least=1)] = 16
+    lr: Annotated[float, Option("η, local learning rate", above=0)] = 0.01
+    augment: Annotated[Literal["none", "crop-flip"], Option("random changes to training images")] = "none"
+    evaluate_every: Annotated[int, Option("rounds between evaluations", at_least=1)] = 1
+    client_accuracy: Annotated[
+        Literal["expected", "own"],
+        Option("clients' accuracy from their class mix and the test recalls, or on their own training samples"),
+    ] = "expected"
+    seed: Annotated[int, Option("seed of partition, initial model, sampling and batches", at_least=0)] = 0
+    device: Annotated[str, Option("auto, cpu, cuda or cuda:1")] = "auto"
+    precision: Annotated[Literal["float32", "float64"], Option("floating point numbers of the training")] = "float32"
+    partition: Annotated[Partition, Option("how samples are spread over clients", among=partitions)] = partitions.build(
+        "lsmc"
+    )
+    model: Annotated[Any, Option("the network, and its options")] = "mlp"
+    algorithm: Annotated[Algorithm, Option("the federated method", among=algorithms)] = FedSat()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "model", model_table(self.model))
+        check(self)
+        models.arguments(self.model)
+        if self.per_round > self.clients:
+            raise UsageError(f"per_round is {self.per_round}; there are only {self.clients} clients to call")
+
+    @property
+    def method(self) -> str:
+        """The method's name, with the parts that were put on or left off: `fedsat`, `fedavg+psl`, `fedsat-pwa`."""
+        name = algorithms.name_of(self.algorithm)
+        usual = algorithms.options(name)
+        for kind in ("objective", "weighting"):
+            registry = usual[kind].option.among
+            used, default = getattr(self.algorithm, kind), usual[kind].default
+            if registry is not None and type(used) is not type(default):
+                plain = type(used) in (type(Algorithm().objective), type(Algorithm().weighting))
+                name += f"-{registry.name_of(default)}" if plain else f"+{registry.name_of(used)}"
+        return name + "-correction" if not getattr(self.algorithm, "correction", True) else name
+
+    def table(self) -> dict[str, Any]:
+        """The configuration as nested plain values, every option written out."""
+        return complete(vars(self))
+
+    def to_toml(self) -> str:
+        """The configuration as the text of a `config.toml`."""
+        return "\n".join(_toml_lines(self.table(), ()))
+
+    @staticmethod
+    def of(table: Mapping[str, Any]) -> Config:
+        """Build a configuration from nested plain values, checking each."""
+        fields = options_of(Config)
+        for key in table:
+            if key not in fields:
+                raise unknown("setting", key, fields)
+        return Config(**{key: fields[key].check(value, "") for key, value in table.items()})
+
+
+def model_table(spec: Any) -> dict[str, Any]:
+    """A model's name and options, every default written out; a module class stands for its `module:Name`."""
+    if isinstance(spec, type):
+        spec = f"{spec.__module__}:{spec.__qualname__}"
+    return {key: value for key, value in models.complete(spec).items() if key not in FROM_DATA}
+
+
+def complete(table: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration with every option written out, unchecked."""
+    full: dict[str, Any] = {}
+    for key, field in options_of(Config).items():
+        value = table.get(key, field.default)
+        if key == "model":
+            full[key] = model_table(value)
+        elif field.option.among is not None:
+            full[key] = field.option.among.complete(value)
+        elif value is not None:
+            full[key] = value
+    return {**full, **{key: value for key, value in table.items() if key not in full and value is not None}}
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The table in a configuration file."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UsageError(f"there is no configuration file {path}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        raise UsageError(f"cannot read the configuration {path}: {error}") from error
+
+
+def override(table: Mapping[str, Any], settings: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """`table`, completed, with settings such as ("gamma", 0.5) or ("algorithm.objective", "psl") put in.
+
+    A name may be shortened as long as one setting answers to it. Parts come before their options, whatever
+    the order given, because naming another part brings other options.
+    """
+    table = complete(table)
+    part_names = {"partition", "model", "algorithm", "objective", "weighting"}
+    ordered = sorted(settings, key=lambda setting: setting[0].rpartition(".")[2] not in part_names)
+    for key, value in ordered:
+        path = _find(table, key)
+        place = table
+        for step in path[:-1]:
+            place = place[step]
+        current = place.get(path[-1])
+        if not (isinstance(current, dict) and current.get("name") == value):
+            place[path[-1]] = value
+        table = complete(table)
+    return table
+
+
+def _find(table: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    """The full path of a setting that may have been given by its last names only."""
+    full = {".".join(path): path for path in _paths(table)}
+    if key in full:
+        return full[key]
+    matches = [name for name in full if name.endswith(f".{key}")]
+    if not matches:
+        shorts = {name.rpartition(".")[2] for name in full}
+        raise unknown("setting", key, full if "." in key else shorts)
+    if len(matches) > 1:
+        raise UsageError(f"{key!r} could mean {' or '.join(matches)}; write it in full")
+    return full[matches[0]]
+
+
+def _paths(table: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    paths: list[tuple[str, ...]] = [(key,) for key in options_of(Config)]
+    for part, registry in PARTS.items():
+        options = registry.options(table[part]["name"])
+        paths += [(part, key) for key in options if not (part == "model" and key in FROM_DATA)]
+        paths += _nested_paths((part,), table[part], options)
+    return paths
+
+
+def _nested_paths(
+    path: tuple[str, ...], table: Mapping[str, Any], options: Mapping[str, OptionField]
+) -> list[tuple[str, ...]]:
+    nested: list[tuple[str, ...]] = []
+    for key, field in options.items():
+        if field.option.among is not None:
+            nested += [(*path, key, option) for option in field.option.among.options(table[key]["name"])]
+    return nested
+
+
+def switch_parts(table: Mapping[str, Any], on: Iterable[str], off: Iterable[str]) -> dict[str, Any]:
+    """Put FedSat's loss or weights on a method (`psl`, `pwa`), or take one of its parts off (also `correction`)."""
+    table = complete(table)
+    method = table["algorithm"]
+    places = {"psl": ("objective", "cross-entropy"), "pwa": ("weighting", "samples")}
+    for part in on:
+        if part not in places:
+            raise unknown("part to put on a method:", part, places)
+        method[places[part][0]] = part
+    for part in off:
+        if part not in {*places, "correction"}:
+            raise unknown("part to leave out:", part, [*places, "correction"])
+        if part == "correction" and method.get("correction"):
+            method["correction"] = False
+        elif part in places and method[places[part][0]]["name"] == part:
+            method[places[part][0]] = places[part][1]
+        else:
+            raise UsageError(f"{method['name']} has no part {part!r} that could be left out")
+    return complete(table)
+
+
+def parse_value(text: str) -> Any:
+    """The value of `--set key=value`: a number, true or false, a list, or else a text."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _toml_lines(table: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
+    lines = [f"[{'.'.join(path)}]"] if path else []
+    # Strings, numbers, booleans and lists of them are written alike in JSON and TOML.
+    plain = {key: value for key, value in table.items() if not isinstance(value, Mapping)}
+    lines += [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in plain.items()]
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            lines += ["", *_toml_lines(value, (*path, key))]
+    return lines if path else [*lines, ""]

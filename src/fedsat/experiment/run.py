@@ -1,0 +1,265 @@
+"""A whole run: from a configuration to trained model, metrics and files."""
+
+from __future__ import annotations
+
+import platform
+import shlex
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedsat import data
+from fedsat.algorithms import Model
+from fedsat.engine import (
+    Calls,
+    Engine,
+    Federated,
+    LocalTraining,
+    PlayedRound,
+    SequentialEngine,
+    clocked,
+    play_round,
+    start,
+)
+from fedsat.errors import UsageError
+from fedsat.experiment.config import Config
+from fedsat.experiment.record import BEST_MODEL, RunFolder
+from fedsat.metrics import Evaluation, Floats, spread
+from fedsat.models import build_model
+from fedsat.tree import expand
+from fedsat.version import __version__
+
+LAST = 10
+"""Rounds whose mean is reported beside the last and the best."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Everything a run needs, built from its configuration."""
+
+    config: Config
+    federation: data.Federation
+    module: nn.Module
+    engine: Engine
+    device: torch.device
+
+    @staticmethod
+    def of(config: Config) -> Setup:
+        """Load the data, split it, build the model and the engine."""
+        device, dtype = pick_device(config.device), getattr(torch, config.precision)
+        dataset = data.load(config.dataset, image_size=config.image_size, seed=config.seed)
+        if config.augment != "none" and len(dataset.input_shape) != 3:
+            raise UsageError(f"augment is {config.augment!r}, which needs images; {dataset.name} has none")
+        federation = data.Federation.build(dataset, config.partition, config.clients, config.seed)
+        module = build_model(config.model, dataset.input_shape, dataset.classes, config.seed)
+        training = LocalTraining(
+            config.epochs, config.batch_size, config.lr, config.augment == "crop-flip", config.seed
+        )
+        engine = SequentialEngine(module, federation, config.algorithm, training, device, dtype)
+        return Setup(config, federation, module, engine, device)
+
+
+@dataclass
+class Run:
+    """A run in progress or ended: its metrics, one entry a round, and where it stands."""
+
+    setup: Setup
+    training: Federated
+    folder: RunFolder | None = None
+    metrics: list[dict[str, Any]] = field(default_factory=list)
+    evaluation: Evaluation | None = None
+    best_accuracy: float = -1.0
+    seconds: float = 0.0
+
+    @property
+    def model(self) -> Model:
+        """The global model as it stands."""
+        return self.training.server.model
+
+    @property
+    def notes(self) -> list[str]:
+        """What a user should know before the first round."""
+        config, federation = self.setup.config, self.setup.federation
+        notes = [federation.dataset.note] if federation.dataset.note else []
+        nodes = 1 + federation.clients - config.per_round
+        if config.algorithm.weighting.needs_counts and config.workers > nodes:
+            notes.append(f"{config.workers} workers are asked for; a client and all nodes not called make {nodes}")
+        return notes
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What the run came to."""
+        return summarise(self.metrics)
+
+    def play(self) -> dict[str, Any]:
+        """Play one round, evaluate if it is due, record it; returns the round's line of metrics."""
+        config, engine = self.setup.config, self.setup.engine
+        played = play_round(engine, self.training, Calls(config.per_round, config.workers, config.seed))
+        line = round_line(played)
+        if played.number % config.evaluate_every == 0 or played.number == config.rounds:
+            with clocked(played.seconds, "evaluate"):
+                self.evaluation = engine.evaluate(self.model)
+                line |= evaluation_line(self.evaluation, self._client_accuracy(self.evaluation))
+            if self.evaluation.accuracy > self.best_accuracy:
+                self.best_accuracy = self.evaluation.accuracy
+                if self.folder is not None:
+                    self.folder.save_model(self.model, BEST_MODEL)
+        line["seconds"] = {name: round(spent, 6) for name, spent in played.seconds.items()}
+        self.seconds += sum(played.seconds.values())
+        self.metrics.append(line)
+        if self.folder is not None:
+            self.folder.add_round(line)
+        return line
+
+    def _client_accuracy(self, evaluation: Evaluation) -> Floats:
+        federation, engine = self.setup.federation, self.setup.engine
+        if self.setup.config.client_accuracy == "expected":
+            return evaluation.expected_client_accuracy(federation.class_counts)
+        everyone = np.arange(federation.clients)
+        stacked = Model(expand(self.model.params, 1), expand(self.model.buffers, 1))
+        counts = engine.count_by_node(stacked, everyone).cpu().numpy()
+        right: Floats = np.trace(counts, axis1=1, axis2=2) / counts.sum(axis=(1, 2))
+        return right
+
+    def close(self, status: str, error: str | None = None) -> None:
+        """Write the last files; `status` is completed, interrupted or failed."""
+        if self.folder is None:
+            return
+        summary = {"status": status, **({"error": error} if error else {}), **self.summary}
+        if self.evaluation is not None:
+            summary["confusion"] = self.evaluation.confusion.tolist()
+        summary["class_names"] = list(self.setup.federation.dataset.class_names)
+        summary["made_with"] = surroundings(self.setup.device)
+        self.folder.finish(summary, self.model)
+
+
+OnRound = Callable[[Run, dict[str, Any]], None]
+"""Called after each round with the run and the round's line of metrics."""
+
+
+def prepare(config: Config, out: Path | None = None) -> Run:
+    """A run before its first round. With `out` its files are written there as it goes."""
+    setup = Setup.of(config)
+    folder = RunFolder(out, config.to_toml()) if out is not None else None
+    return Run(setup, start(setup.engine), folder)
+
+
+def carry_on(run: Run, on_round: OnRound | None = None) -> Run:
+    """Play the rounds that are left, calling `on_round` after each.
+
+    When training fails or is interrupted, the files are finished with what was good so far, and the error goes on.
+    """
+    try:
+        while run.training.rounds < run.setup.config.rounds:
+            line = run.play()
+            if on_round is not None:
+                on_round(run, line)
+    except KeyboardInterrupt:
+        run.close("interrupted")
+        raise
+    except Exception as error:
+        run.close("failed", str(error))
+        raise
+    run.close("completed")
+    return run
+
+
+def round_line(played: PlayedRound) -> dict[str, Any]:
+    """What is recorded of every round, evaluated or not."""
+    weighing, traffic = played.weighing, played.traffic
+    line: dict[str, Any] = {
+        "round": played.number,
+        "train_loss": float(played.losses.mean()),
+        "clients": played.clients.tolist(),
+        "weights": weighing.weights.tolist(),
+        "effective_clients": weighing.effective_clients,
+        "bytes_down": traffic.down,
+        "bytes_up": traffic.up,
+        "bytes_workers": traffic.workers,
+    }
+    if weighing.class_scores is not None and weighing.client_scores is not None:
+        line["priority_class"] = int(weighing.class_scores.argmax())
+        line["class_scores"] = weighing.class_scores.tolist()
+        line["client_scores"] = weighing.client_scores.tolist()
+    return line
+
+
+def evaluation_line(evaluation: Evaluation, client_accuracy: Floats) -> dict[str, Any]:
+    """What an evaluated round adds; a class that the test set lacks has no recall (null)."""
+    recall = evaluation.recall
+    return {
+        "test_accuracy": evaluation.accuracy,
+        "balanced_accuracy": evaluation.balanced_accuracy,
+        "test_loss": evaluation.loss,
+        "recall": [None if np.isnan(value) else float(value) for value in recall],
+        "worst_class": evaluation.worst_class,
+        "worst_recall": float(recall[evaluation.worst_class]),
+        "client_accuracy": spread(client_accuracy),
+    }
+
+
+def summarise(metrics: list[dict[str, Any]]) -> dict[str, Any]:
+    """The numbers to quote: the last round's, the mean of the last ten rounds', and the best round's."""
+    evaluated = [line for line in metrics if "test_accuracy" in line]
+    summary: dict[str, Any] = {
+        "rounds": len(metrics),
+        "bytes_down": sum(line["bytes_down"] for line in metrics),
+        "bytes_up": sum(line["bytes_up"] for line in metrics),
+        "seconds": sum(sum(line["seconds"].values()) for line in metrics),
+    }
+    if not evaluated:
+        return summary
+    last, best = evaluated[-1], max(evaluated, key=lambda line: float(line["test_accuracy"]))
+    final = [line for line in evaluated if line["round"] > metrics[-1]["round"] - LAST] or [last]
+
+    def mean(value: Callable[[Mapping[str, Any]], float]) -> float:
+        return float(np.mean([value(line) for line in final]))
+
+    return summary | {
+        "test_accuracy": last["test_accuracy"],
+        "worst_class": last["worst_class"],
+        "worst_recall": last["worst_recall"],
+        "lowest_client": last["client_accuracy"]["min"],
+        "last_ten": {
+            "test_accuracy": mean(lambda line: float(line["test_accuracy"])),
+            "worst_recall": mean(lambda line: float(line["worst_recall"])),
+            "lowest_client": mean(lambda line: float(line["client_accuracy"]["min"])),
+        },
+        "best": {"test_accuracy": best["test_accuracy"], "round": best["round"]},
+    }
+
+
+def pick_device(name: str) -> torch.device:
+    """The device to train on; `auto` takes a GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UsageError(f"device is {name!r}; it must be auto, cpu, cuda or cuda:N") from error
+    if device.type not in ("cpu", "cuda"):
+        raise UsageError(f"device is {name!r}; it must be auto, cpu, cuda or cuda:N")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UsageError(f"device is {name!r}, but torch finds {torch.cuda.device_count()} CUDA devices here")
+    return device
+
+
+def surroundings(device: torch.device) -> dict[str, Any]:
+    """Versions, hardware and command: what else a reader needs to judge the numbers."""
+    hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu"
+    return {
+        "fedsat": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "device": f"{device.type}: {hardware}",
+        "threads": torch.get_num_threads(),
+        "command": shlex.join(["fedsat", *sys.argv[1:]]) if Path(sys.argv[0]).name == "fedsat" else None,
+        "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }

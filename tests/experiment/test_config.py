@@ -1,0 +1,121 @@
+"""Configurations: complete, checked, and the same after a trip through a file."""
+
+from __future__ import annotations
+
+import tomllib
+from typing import Any
+
+import pytest
+
+import fedsat
+from fedsat.algorithms import FedSat, PredictionSensitiveLoss
+from fedsat.errors import UsageError
+from fedsat.experiment.config import Config, override, parse_value
+
+
+def test_a_config_survives_its_file() -> None:
+    config = fedsat.configure(
+        algorithm="fedsat-paper",
+        lr=0.002,
+        model={"name": "resnet8", "width": 16},
+        partition={"name": "ls", "beta": 0.1},
+        seed=4,
+    )
+    again = Config.of(tomllib.loads(config.to_toml()))
+    assert again == config
+    assert again.algorithm == config.algorithm
+    assert again.model == {"name": "resnet8", "width": 16, "norm": "batch"}
+
+
+def test_the_file_is_complete() -> None:
+    table = tomllib.loads(Config().to_toml())
+    assert table["algorithm"]["weighting"]["sigma"] == 2.0
+    assert table["algorithm"]["objective"]["name"] == "psl"
+    assert table["partition"] == {"name": "lsmc", "classes_per_client": 2, "skew": 0.5}
+    assert table["model"]["hidden"] == [80, 60]
+
+
+def test_short_names_reach_nested_settings() -> None:
+    config = fedsat.configure(gamma=0.5, epsilon2=3, sigma=1.5, skew=1.0)
+    assert isinstance(config.algorithm, FedSat)
+    assert config.algorithm.gamma == 0.5
+    assert config.algorithm.objective == PredictionSensitiveLoss(epsilon2=3)
+    assert config.table()["partition"]["skew"] == 1.0
+
+
+def test_parts_come_before_their_options_whatever_the_order() -> None:
+    config = Config.of(override({}, [("beta", 0.1), ("partition", "ls"), ("algorithm", "fedavg")]))
+    assert config.table()["partition"]["beta"] == 0.1
+
+
+def test_naming_the_same_part_keeps_its_options() -> None:
+    table = {"algorithm": {"name": "fedsat", "gamma": 0.3}}
+    assert override(table, [("algorithm", "fedsat")])["algorithm"]["gamma"] == 0.3
+    assert override(table, [("algorithm", "fedsat-paper")])["algorithm"]["gamma"] == 1.0
+
+
+def test_parts_may_be_given_as_objects_and_classes() -> None:
+    config = fedsat.configure(algorithm=FedSat(gamma=0.25), model="mlp")
+    assert config.algorithm == FedSat(gamma=0.25)
+    assert fedsat.configure(algorithm=FedSat).algorithm == FedSat()
+
+
+@pytest.mark.parametrize(
+    ("settings", "method"),
+    [
+        ({"algorithm": "fedavg"}, "fedavg"),
+        ({"algorithm": "fedsat"}, "fedsat"),
+        ({"algorithm": "fedsat", "gamma": 0.5}, "fedsat"),
+        ({"algorithm": "fedsat-paper"}, "fedsat-paper"),
+        ({"algorithm": "fedsat", "without": ["psl", "pwa"]}, "fedsat-psl-pwa"),
+        ({"algorithm": "fedsat", "without": ["correction"]}, "fedsat-correction"),
+        ({"algorithm": "fedavg", "with_parts": ["psl", "pwa"]}, "fedavg+psl+pwa"),
+    ],
+)
+def test_the_method_names_its_parts(settings: dict[str, Any], method: str) -> None:
+    assert fedsat.configure(**settings).method == method
+
+
+def test_switching_parts() -> None:
+    bare = fedsat.configure(algorithm="fedsat", without=["psl", "correction", "pwa"]).algorithm
+    assert isinstance(bare, FedSat)
+    assert not bare.correction
+    assert (bare.objective, bare.weighting) == (fedsat.Algorithm().objective, fedsat.Algorithm().weighting)
+    with pytest.raises(UsageError, match="fedavg has no part 'psl'"):
+        fedsat.configure(algorithm="fedavg", without=["psl"])
+    with pytest.raises(UsageError, match="did you mean 'psl'"):
+        fedsat.configure(without=["pls"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"roundz": 3}, "did you mean 'rounds'"),
+        ({"rounds": 0}, "at least 1"),
+        ({"rounds": 2.5}, "a whole number"),
+        ({"rounds": "many"}, "a whole number"),
+        ({"lr": float("nan")}, "above 0"),
+        ({"augment": "flip"}, "crop-flip"),
+        ({"clients": 5, "per_round": 6}, "only 5 clients"),
+        ({"algorithm.gama": 1}, "unknown setting 'algorithm.gama'"),
+        ({"algorithm": "fedavq"}, "did you mean 'fedavg'"),
+        ({"algorithm": "fedsat", "sigma": -1}, "weighting.sigma is -1"),
+        ({"hidden": 5}, "must be a list"),
+        ({"correction": 1}, "true or false"),
+        ({"algorithm": {"gamma": 1}}, "needs a name"),
+    ],
+)
+def test_bad_settings_are_refused_with_a_reason(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        fedsat.configure(**settings)
+
+
+def test_ambiguous_names_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"partition.beta or algorithm.weighting.beta"):
+        fedsat.configure(partition="ls", beta=0.3)
+
+
+def test_values_from_the_command_line() -> None:
+    assert [parse_value(text) for text in ("3", "0.5", "true", "[1, 2]", "soft", "1e-3")] == [
+        3, 0.5, True, [1, 2], "soft", 0.001,
+    ]  # fmt: skip

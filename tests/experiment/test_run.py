@@ -1,0 +1,156 @@
+"""Whole runs on the built-in data: what is measured, what is left on disk, and how a run can end."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+
+import fedsat
+from fedsat.algorithms import Model
+from fedsat.experiment import Config, Run
+from fedsat.experiment.record import free_folder, read_metrics
+
+SMALL: dict[str, Any] = {
+    "clients": 30, "per_round": 4, "workers": 3, "rounds": 3, "epochs": 1, "lr": 0.05, "classes_per_client": 3,
+}  # fmt: skip
+
+
+def test_a_run_improves_and_leaves_its_files(tmp_path: Path) -> None:
+    run = fedsat.run(**SMALL, out=tmp_path / "one")
+    first, last = run.metrics[0], run.metrics[-1]
+    assert last["test_loss"] < first["test_loss"]
+    assert last["test_accuracy"] > 0.2
+
+    folder = tmp_path / "one"
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "best.safetensors", "config.toml", "metrics.jsonl", "model.safetensors", "summary.json",
+    ]  # fmt: skip
+    assert read_metrics(folder) == run.metrics
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["status"] == "completed"
+    assert summary["test_accuracy"] == last["test_accuracy"]
+    assert summary["best"]["test_accuracy"] == max(line["test_accuracy"] for line in run.metrics)
+    assert np.sum(summary["confusion"]) == 1000
+    saved = load_file(folder / "model.safetensors")
+    assert all((saved[name] == tensor).all() for name, tensor in run.model.params.items())
+
+
+def test_its_config_runs_it_again_with_the_same_numbers(tmp_path: Path) -> None:
+    first = fedsat.run(**SMALL, out=tmp_path / "one")
+    config = Config.of(tomllib.loads((tmp_path / "one" / "config.toml").read_text()))
+    again = fedsat.carry_on(fedsat.prepare(config))
+    assert without_times(again.metrics) == without_times(first.metrics)
+    other = fedsat.run(**SMALL, seed=1)
+    assert without_times(other.metrics) != without_times(first.metrics)
+
+
+def without_times(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in metrics]
+
+
+def test_methods_see_the_same_federation_and_sampling() -> None:
+    runs = [fedsat.run(**SMALL, algorithm=name) for name in ("fedavg", "fedsat", "fedsat-paper")]
+    assert len({str([line["clients"] for line in run.metrics]) for run in runs}) == 1
+    assert all((run.setup.federation.order == runs[0].setup.federation.order).all() for run in runs)
+
+
+def test_every_measure_is_there() -> None:
+    line = fedsat.run(**SMALL).metrics[-1]
+    assert {
+        "round", "train_loss", "clients", "weights", "effective_clients", "bytes_down", "bytes_up", "bytes_workers",
+        "priority_class", "class_scores", "client_scores", "test_accuracy", "balanced_accuracy", "test_loss",
+        "recall", "worst_class", "worst_recall", "client_accuracy", "seconds",
+    } == set(line)  # fmt: skip
+    assert set(line["seconds"]) == {"train", "measure", "aggregate", "evaluate"}
+    assert set(line["client_accuracy"]) == {"min", "p10", "median", "max"}
+    assert sum(line["weights"]) == pytest.approx(1)
+    assert line["worst_recall"] == min(line["recall"]) == line["recall"][line["worst_class"]]
+    assert line["balanced_accuracy"] == pytest.approx(np.mean(line["recall"]))
+
+
+def test_own_client_accuracy_is_measured_on_training_samples() -> None:
+    run = fedsat.run(**SMALL, client_accuracy="own")
+    federation, engine = run.setup.federation, run.setup.engine
+    counts = engine.count_by_node(
+        Model({name: tensor[None] for name, tensor in run.model.params.items()}, {}),
+        np.arange(federation.clients),
+    ).numpy()
+    accuracy = [np.trace(matrix) / matrix.sum() for matrix in counts]
+    assert run.metrics[-1]["client_accuracy"]["min"] == pytest.approx(min(accuracy))
+    assert counts.sum() == len(federation.order)
+
+
+def test_evaluate_every() -> None:
+    run = fedsat.run(**{**SMALL, "rounds": 5, "evaluate_every": 2})
+    assert [line["round"] for line in run.metrics if "test_accuracy" in line] == [2, 4, 5]
+
+
+def test_the_last_ten_rounds_are_averaged() -> None:
+    run = fedsat.run(**{**SMALL, "rounds": 12}, algorithm="fedavg")
+    last = [line["test_accuracy"] for line in run.metrics[-10:]]
+    assert run.summary["last_ten"]["test_accuracy"] == pytest.approx(np.mean(last))
+
+
+def test_a_failure_keeps_what_was_good(tmp_path: Path) -> None:
+    good: dict[str, Any] = {}
+
+    def sabotage(run: Run, line: dict[str, Any]) -> None:
+        if line["round"] == 2:
+            good.update({name: tensor.clone() for name, tensor in run.model.params.items()})
+            run.setup.engine.train_examples.images.fill_(float("nan"))  # type: ignore[attr-defined]
+
+    data = tmp_path / "data"
+    data.mkdir()
+    rng = np.random.default_rng(0)
+    np.save(data / "images.npy", rng.normal(size=(120, 5)).astype(np.float32))
+    np.save(data / "labels.npy", np.arange(120) % 4)
+    with pytest.raises(fedsat.TrainingError, match=r"round 3, client \d+, step 1 of"):
+        fedsat.run(**{**SMALL, "rounds": 9}, dataset=str(data), on_round=sabotage, out=tmp_path / "run")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["status"] == "failed"
+    assert "round 3" in summary["error"]
+    assert len(read_metrics(tmp_path / "run")) == 2
+    saved = load_file(tmp_path / "run" / "model.safetensors")
+    assert all((saved[name] == tensor).all() for name, tensor in good.items())
+
+
+def test_an_interruption_finishes_the_files(tmp_path: Path) -> None:
+    def stop(run: Run, line: dict[str, Any]) -> None:
+        if line["round"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fedsat.run(**SMALL, on_round=stop, out=tmp_path)
+    assert json.loads((tmp_path / "summary.json").read_text())["status"] == "interrupted"
+    assert len(read_metrics(tmp_path)) == 2
+    assert (tmp_path / "model.safetensors").exists()
+
+
+def test_a_folder_with_a_run_is_not_overwritten(tmp_path: Path) -> None:
+    fedsat.run(**SMALL, out=tmp_path / "runs" / "one")
+    with pytest.raises(fedsat.UsageError, match="already holds a run"):
+        fedsat.run(**SMALL, out=tmp_path / "runs" / "one")
+    assert free_folder(tmp_path / "runs", "one") == tmp_path / "runs" / "one-2"
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(fedsat.FedsatError, match="cannot write to"):
+        fedsat.run(**SMALL, out=tmp_path / "file" / "run")
+
+
+@pytest.mark.parametrize(("device", "message"), [("gpu", "auto, cpu, cuda"), ("mps", "auto, cpu, cuda")])
+def test_bad_devices(device: str, message: str) -> None:
+    with pytest.raises(fedsat.UsageError, match=message):
+        fedsat.run(**SMALL, device=device)
+
+
+def test_notes_say_what_was_limited() -> None:
+    run = fedsat.prepare(fedsat.configure(**{**SMALL, "per_round": 29}))
+    assert run.notes == ["3 workers are asked for; a client and all nodes not called make 2"]
