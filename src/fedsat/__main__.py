@@ -1,0 +1,5 @@
+"""`python -m fedsat`."""
+
+from fedsat.cli import main
+
+main()

@@ -1,0 +1,77 @@
+"""The commands together, and how their errors end: one line on stderr, 2 for wrong use, 1 for failure."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from fedsat.cli import data, listing, training
+from fedsat.errors import FedsatError, UsageError
+from fedsat.version import __version__
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it."""
+
+app = typer.Typer(
+    help="Federated learning for clients with imbalanced, rare and missing classes.",
+    add_completion=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("run")(training.run)
+app.command("compare")(training.compare)
+app.add_typer(data.app, name="data")
+app.command("list")(listing.show)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"fedsat {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    debug: Annotated[bool, typer.Option("--debug", help="show the traceback of an error")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print the version")
+    ] = False,
+) -> None:
+    del debug, version  # `main` looks for --debug itself, because errors end there
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and exit."""
+    given = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    debug = "--debug" in given
+    # Wherever it stands, --debug is the program's own option.
+    ordered = ["--debug"] * debug + [argument for argument in given if argument != "--debug"]
+    sys.exit(_carry_out(ordered, debug))
+
+
+def _carry_out(arguments: list[str], debug: bool) -> int:
+    try:
+        result = app(arguments, standalone_mode=False)
+        if result == INTERRUPTED:  # typer's word for Ctrl-C
+            _say("stopped")
+        return result if isinstance(result, int) else 0
+    except KeyboardInterrupt:
+        _say("stopped")
+        return INTERRUPTED
+    except typer.TyperException as error:
+        _say(" ".join(error.format_message().split()) + " (--help shows what there is)")
+        return 2
+    except Exception as error:
+        if debug:
+            raise
+        known = isinstance(error, FedsatError)
+        _say(str(error) if known else f"unexpected {type(error).__name__}: {error} (--debug shows where)")
+        return 2 if isinstance(error, UsageError) else 1
+
+
+def _say(line: str) -> None:
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    console.print(f"fedsat: {line}", markup=False)

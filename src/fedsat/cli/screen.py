@@ -1,0 +1,74 @@
+"""What a user sees while a run goes on: a live bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from fedsat.experiment.run import Run
+from fedsat.report.tables import percent
+
+
+class Watcher:
+    """Shows the rounds of a run as they end. Use as a context, and as `on_round`."""
+
+    def __init__(self, console: Console, label: str, rounds: int) -> None:
+        self._console, self._label, self._rounds = console, label, rounds
+        self._progress: Progress | None = None
+        self._task: TaskID | None = None
+        self._seen = ""
+
+    def __enter__(self) -> Watcher:
+        if self._console.is_terminal:
+            self._progress = Progress(
+                TextColumn("[bold]{task.description}"),
+                BarColumn(bar_width=24),
+                TextColumn("round {task.completed:.0f}/{task.total:.0f}"),
+                TextColumn("{task.fields[seen]}"),
+                TimeElapsedColumn(),
+                TextColumn("left"),
+                TimeRemainingColumn(),
+                console=self._console,
+            )
+            self._task = self._progress.add_task(self._label, total=self._rounds, seen="")
+            self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+    def __call__(self, run: Run, line: Mapping[str, Any]) -> None:
+        """Show one more round."""
+        if "test_accuracy" in line:
+            worst = run.setup.federation.dataset.class_names[line["worst_class"]]
+            self._seen = (
+                f"accuracy {percent(line['test_accuracy'])}  worst class {percent(line['worst_recall'])} ({worst})"
+            )
+        if self._progress is not None and self._task is not None:
+            self._progress.update(self._task, completed=line["round"], seen=self._seen)
+        elif "test_accuracy" in line:
+            spent = sum(line["seconds"].values())
+            self._console.print(
+                f"{self._label}  round {line['round']}/{self._rounds}  {self._seen}  {spent:.2f} s",
+                markup=False,
+                highlight=False,
+            )
+
+
+def describe_setup(run: Run) -> str:
+    """One line on what is about to be trained."""
+    config, federation = run.setup.config, run.setup.federation
+    weights = sum(tensor.numel() for tensor in run.model.params.values())
+    sizes = federation.sizes
+    return (
+        f"{federation.dataset.name}: {len(federation.dataset.train.labels):,} samples over {federation.clients} "
+        f"clients ({sizes.min()} to {sizes.max()} each); {config.model['name']} with {weights:,} parameters; "
+        f"{config.per_round} clients a round on {run.setup.device}"
+    )

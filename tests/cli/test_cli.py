@@ -1,0 +1,206 @@
+"""The command line as a user types it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedsat.cli import main
+from fedsat.version import __version__
+
+SMALL = "--clients 30 --per-round 4 --workers 3 --rounds 3 --epochs 1 --lr 0.05 --classes-per-client 3".split()
+
+
+def fedsat(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of a call."""
+    with pytest.raises(SystemExit) as end:
+        main(list(arguments))
+    captured = capsys.readouterr()
+    code = end.value.code
+    assert isinstance(code, int)
+    return code, captured.out, captured.err
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("FEDSAT_DATA", str(tmp_path / "cache"))
+
+
+def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert fedsat(capsys, "--version") == (0, f"fedsat {__version__}\n", "")
+    code, out, _ = fedsat(capsys)
+    assert code == 0
+    assert all(command in out for command in ("run", "compare", "data", "list"))
+    code, out, _ = fedsat(capsys, "run", "--help")
+    for option in (
+        "--algorithm --dataset --partition --classes-per-client --beta --clients --per-round --rounds --epochs "
+        "--batch-size --lr --model --workers --seed --device --out --set --without --evaluate-every"
+    ).split():
+        assert option in out
+
+
+def test_run_shows_rounds_and_a_table_and_leaves_files(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = fedsat(capsys, "run", *SMALL)
+    assert (code, err) == (0, "")
+    assert "round 3/3" in out
+    assert "mean of the last ten" in out
+    assert "\x1b" not in out  # not a terminal: no colours, no cursor movements
+    folder = Path("runs/mnist-mini-lsmc-fedsat-seed0")
+    assert f"files: {folder}" in out
+    assert json.loads((folder / "summary.json").read_text())["status"] == "completed"
+    # Again: nothing is overwritten.
+    fedsat(capsys, "run", *SMALL)
+    assert Path("runs/mnist-mini-lsmc-fedsat-seed0-2/summary.json").exists()
+
+
+def test_a_config_file_and_options_over_it(capsys: pytest.CaptureFixture[str]) -> None:
+    fedsat(capsys, "run", *SMALL, "--set", "gamma=0.5", "--seed", "7", "--out", "first")
+    code, _, _ = fedsat(capsys, "run", "first/config.toml", "--rounds", "1", "--out", "second")
+    assert code == 0
+    config = tomllib.loads(Path("second/config.toml").read_text())
+    assert (config["algorithm"]["gamma"], config["seed"], config["rounds"]) == (0.5, 7, 1)
+    assert len(Path("second/metrics.jsonl").read_text().splitlines()) == 1
+
+
+def test_parts_on_and_off(capsys: pytest.CaptureFixture[str]) -> None:
+    fedsat(capsys, "run", *SMALL, "--without", "psl,correction,pwa", "--out", "bare")
+    fedsat(capsys, "run", *SMALL, "--algorithm", "fedavg", "--out", "fedavg")
+    fedsat(capsys, "run", *SMALL, "--algorithm", "fedavg", "--with", "psl,pwa", "--out", "both")
+    models = {name: Path(name, "model.safetensors").read_bytes() for name in ("bare", "fedavg", "both")}
+    assert models["bare"] == models["fedavg"] != models["both"]
+
+
+def test_compare(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = fedsat(capsys, "compare", *SMALL, "--algorithms", "fedavg,fedsat", "--out", "both")
+    assert code == 0
+    assert "lowest client %" in out
+    assert Path("both/comparison.png").read_bytes().startswith(b"\x89PNG")
+    assert Path("both/fedavg/summary.json").exists()
+    assert Path("both/fedsat/summary.json").exists()
+
+
+def test_lists(capsys: pytest.CaptureFixture[str]) -> None:
+    expected = {
+        "algorithms": ("fedavg", "fedsat-paper", "gamma = 0.9", "γ, strength of the correction"),
+        "models": ("mlp", "lenet5", "resnet8", "resnet18", "width = 64"),
+        "datasets": ("mnist-mini", "cifar100", "built in"),
+        "partitions": ("ls", "lsmc", "lqsmc", "iid", "quantity", "file", "classes_per_client = 2"),
+        "objectives": ("psl", "epsilon2 = 2.0"),
+        "weightings": ("pwa", "sigma = 2.0"),
+    }
+    for what, words in expected.items():
+        code, out, _ = fedsat(capsys, "list", what)
+        assert code == 0
+        assert all(word in out for word in words), what
+
+
+def test_data_show_draws_and_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = fedsat(
+        capsys, "data", "show", "mnist-mini", "--partition", "lsmc", "--classes-per-client", "2", "--clients", "50"
+    )
+    assert code == 0
+    assert "classes of a client" in out
+    assert Path("mnist-mini-lsmc.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_data_get_from_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = fedsat(capsys, "data", "list")
+    assert code == 0
+    assert "fashion-mnist" in out
+    code, _, err = fedsat(capsys, "data", "get", "mnist", "--from", "nowhere")
+    assert code == 2
+    assert "nowhere" in err
+
+
+def test_own_data(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("mine").mkdir()
+    rng = np.random.default_rng(0)
+    np.save("mine/images.npy", rng.integers(0, 256, (90, 8, 8), dtype=np.uint8))
+    np.save("mine/labels.npy", np.arange(90) % 5)
+    code, out, _ = fedsat(capsys, "run", *SMALL, "--clients", "10", "--dataset", "./mine", "--out", "run")
+    assert code == 0
+    assert "note: " in out  # a sixth is held out for testing, and that is said
+
+
+WRONG = [
+    (["run", "--algorithm", "fedsatt"], "unknown algorithm 'fedsatt'; did you mean 'fedsat'?"),
+    (["run", "--dataset", "mnist-mino"], "did you mean 'mnist-mini'?"),
+    (["run", "--partition", "lsmcc"], "did you mean 'lsmc'?"),
+    (["run", "--model", "lenet"], "did you mean 'lenet5'?"),
+    (["run", "--lr", "0"], "lr is 0; it must be above 0"),
+    (["run", "--rounds", "x"], "--rounds"),
+    (["run", "--set", "gamma"], "--set takes key=value"),
+    (["run", "--set", "gamma=x"], "gamma is 'x'; it must be a number"),
+    (["run", "--clients", "6001"], "6,001 clients"),
+    (["run", "--classes-per-client", "11"], "11 classes"),
+    (["run", "--per-round", "101"], "only 100 clients"),
+    (["run", "--beta", "0.1"], "beta"),
+    (["run", "--without", "everything"], "unknown part to leave out"),
+    (["run", "nowhere.toml"], "no configuration file"),
+    (["run", "--nothing"], "No such option: --nothing"),
+    (["list", "algorithm"], "did you mean 'algorithms'?"),
+    (["compare", "--algorithms", ","], "names no method"),
+    (["jump"], "No such command 'jump'"),
+    (["run", "--device", "cuda:99"], "CUDA devices"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), WRONG, ids=[" ".join(case[0]) for case in WRONG])
+def test_wrong_use_is_one_line_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    code, _, err = fedsat(capsys, *arguments)
+    assert message in err
+    assert err.count("\n") == 1
+    assert code == 2
+    assert not Path("runs").exists()
+
+
+def test_failures_are_one_line_and_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = fedsat(capsys, "run", "--dataset", "mnist")
+    assert (code, err.count("\n")) == (1, 1)
+    assert "fedsat data get mnist" in err
+    code, _, err = fedsat(capsys, "run", "--dataset", "./nowhere")
+    assert (code, err.count("\n")) == (1, 1)
+    assert "nowhere" in err
+    code, out, err = fedsat(capsys, "run", *SMALL, "--lr", "1e30", "--algorithm", "fedavg", "--out", "run")
+    assert (code, err.count("\n")) == (1, 1)
+    assert "round 1, client" in err
+    assert "0 rounds are kept in run" in out
+    assert json.loads(Path("run/summary.json").read_text())["status"] == "failed"
+
+
+def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(Exception, match="did you mean 'fedsat'"):
+        main(["run", "--algorithm", "fedsatt", "--debug"])
+
+
+def test_control_c_finishes_the_files(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedsat", "run", "--rounds", "100000", "--out", "run"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "round 2/" in line:
+            process.send_signal(signal.SIGINT)
+            break
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err == "fedsat: stopped\n"
+    assert "rounds are kept in run" in out
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "interrupted"
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) >= 2
