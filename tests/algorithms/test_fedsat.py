@@ -48,7 +48,7 @@ def task(received: float, kept: tuple[float, ...], lr: float = 0.1) -> Task:
 def updates(params: Tree, steps: list[int], lr: float) -> Updates:
     clients = len(steps)
     sizes = torch.ones(clients, dtype=torch.int64)
-    return Updates(torch.arange(clients), Model(params, {}), {}, sizes, torch.tensor(steps), lr, 5)
+    return Updates(torch.arange(clients), Model(params, {}), {}, sizes, torch.tensor(steps), lr, 5, clients)
 
 
 def test_local_step_is_corrected() -> None:

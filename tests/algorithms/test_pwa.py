@@ -24,7 +24,7 @@ def counts(predicted: list[list[int]], correct: list[list[int]], labels: list[li
 
 def updates(clients: int) -> Updates:
     ones = torch.ones(clients, dtype=torch.int64)
-    return Updates(torch.arange(clients), Model({}, {}), {}, ones, ones, 0.1, 1)
+    return Updates(torch.arange(clients), Model({}, {}), {}, ones, ones, 0.1, 1, clients)
 
 
 def weigh(given: ClassCounts, **options: Any) -> Tensor:

@@ -9,7 +9,9 @@ A local round of client k, and the end of a round at the server, in the order th
     aggregate(server, updates, weights) -> server        the next global model and the server's memory
 
 Everything a method knows is handed in and returned; nothing hides in `self`, which holds only
-hyper-parameters. Tensors of clients carry the client as first axis (see `fedsat.tree`), one client or many.
+hyper-parameters. Tensors of clients carry the client as first axis (see `fedsat.tree`), one client or many,
+and `penalty` and `step` never branch on a tensor's values: engines run many clients at once and record
+these functions as graphs. All but `penalty` are called without gradients being tracked.
 What a sample costs (`Objective`) and how much a client weighs (`Weighting`) are parts of their own, so that
 each can be put on any method.
 """
@@ -111,6 +113,8 @@ class Updates:
     """K_k, local steps taken."""
     lr: float
     epochs: int
+    population: int
+    """N, the clients of the federation, called or not."""
 
 
 @dataclass(frozen=True)

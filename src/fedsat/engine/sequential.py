@@ -57,6 +57,7 @@ class SequentialEngine:
             steps=torch.cat([result.steps for result in results]),
             lr=self.training.lr,
             epochs=self.training.epochs,
+            population=self.federation.clients,
         )
         return TrainedRound(updates, list(new_states), torch.stack(losses))
 
