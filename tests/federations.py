@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -36,10 +39,12 @@ def make_engine(
     lr: float = 0.1,
     seed: int = 3,
     augment: bool = False,
-) -> SequentialEngine:
-    """A sequential engine on the tiny dataset, in float64."""
+    engine: Callable[..., Any] = SequentialEngine,
+    **options: Any,
+) -> Any:
+    """An engine on the tiny dataset, in float64; sequential unless another is asked for."""
     dataset = dataset or tiny_dataset()
     federation = Federation.build(dataset, partition, clients, seed)
     module = build_model(model, dataset.input_shape, dataset.classes, seed)
     training = LocalTraining(epochs, batch_size, lr, augment, seed)
-    return SequentialEngine(module, federation, algorithm, training, torch.device("cpu"), torch.float64)
+    return engine(module, federation, algorithm, training, torch.device("cpu"), torch.float64, **options)

@@ -5,50 +5,28 @@ from __future__ import annotations
 import pytest
 import torch
 
-from federations import make_engine
+from byhand import make_task, make_updates, one, played, same, scalar
 from fedsat.algorithms import (
     Algorithm,
     FedAvg,
     FedSat,
     LocalResult,
     Model,
-    Outputs,
     PredictionSensitiveLoss,
     PrioritizedClassWeights,
     Server,
     Task,
-    Updates,
     algorithms,
 )
 from fedsat.algorithms.objective import CrossEntropy
 from fedsat.algorithms.weighting import BySamples
-from fedsat.engine import Calls, play_round, start
 from fedsat.errors import UsageError
-from fedsat.tree import Tree
-
-
-def one(*values: float) -> Tree:
-    """A tree with one scalar parameter, stacked over clients."""
-    return {"w": torch.tensor(values, dtype=torch.float64).unsqueeze(1)}
 
 
 def task(received: float, kept: tuple[float, ...], lr: float = 0.1) -> Task:
-    return Task(
-        start=Model({"w": torch.tensor([1.0], dtype=torch.float64)}, {}),
-        received={"direction": {"w": torch.tensor([received], dtype=torch.float64)}},
-        state={"direction": one(*kept)},
-        class_counts=torch.ones(len(kept), 2, dtype=torch.int64),
-        lr=lr,
-        epochs=5,
-        network=lambda params, buffers, x: Outputs(x),
-        examples=lambda: iter(()),
+    return make_task(
+        len(kept), received={"direction": scalar(received)}, state={"direction": one(*kept)}, lr=lr, epochs=5
     )
-
-
-def updates(params: Tree, steps: list[int], lr: float) -> Updates:
-    clients = len(steps)
-    sizes = torch.ones(clients, dtype=torch.int64)
-    return Updates(torch.arange(clients), Model(params, {}), {}, sizes, torch.tensor(steps), lr, 5, clients)
 
 
 def test_local_step_is_corrected() -> None:
@@ -63,7 +41,7 @@ def test_client_keeps_its_mean_raw_gradient() -> None:
     # K = (2, 4) steps end at (0.4, 1.4) from 1: displacement/(ηK) = 0.6/0.2 = 3 and −0.4/0.4 = −1;
     # less the drift (1, −1): v = 2 and 0. The client with raw gradients 2, 2 indeed walked 1 → 0.7 → 0.4.
     method, given = FedSat(gamma=0.5), task(3.0, (1.0, 5.0))
-    state, upload = method.end(given, method.begin(given), LocalResult(one(0.4, 1.4), torch.tensor([2, 4])))
+    state, upload = method.end(given, method.begin(given), LocalResult(one(0.4, 1.4), {}, torch.tensor([2, 4])))
     assert state["direction"]["w"].flatten().tolist() == pytest.approx([2.0, 0.0])
     assert upload == {}
 
@@ -72,13 +50,13 @@ def test_server_direction_uses_the_weighted_steps() -> None:
     # Weights (0.75, 0.25), models (0.4, 1.4): Θ' = 0.65, moved by 0.35. K̄ = 0.75·2 + 0.25·4 = 2.5.
     # v = 0.35/(η_g η K̄) = 0.35/0.25 = 1.4.
     method = FedSat()
-    server = Server(Model({"w": torch.tensor([1.0], dtype=torch.float64)}, {}))
-    after = method.aggregate(server, updates(one(0.4, 1.4), [2, 4], 0.1), torch.tensor([0.75, 0.25]).double())
+    server = Server(Model(scalar(1.0), {}))
+    after = method.aggregate(server, make_updates(one(0.4, 1.4), [2, 4], 0.1), torch.tensor([0.75, 0.25]).double())
     assert float(after.model.params["w"]) == pytest.approx(0.65)
     assert float(after.memory["direction"]["w"]) == pytest.approx(1.4)
     # With η_g = 0.5 the model moves half as far, and v, in gradient units, stays the same.
     half = FedSat(server_lr=0.5)
-    after = half.aggregate(server, updates(one(0.4, 1.4), [2, 4], 0.1), torch.tensor([0.75, 0.25]).double())
+    after = half.aggregate(server, make_updates(one(0.4, 1.4), [2, 4], 0.1), torch.tensor([0.75, 0.25]).double())
     assert float(after.model.params["w"]) == pytest.approx(0.825)
     assert float(after.memory["direction"]["w"]) == pytest.approx(1.4)
 
@@ -86,8 +64,8 @@ def test_server_direction_uses_the_weighted_steps() -> None:
 def test_paper_scale_is_the_letter() -> None:
     # v_t = (η/E)(Θ_t − Θ_{t−1}) = (0.1/5)·(0.65 − 1) = −0.007.
     method = FedSat(scale="paper", gamma=1)
-    server = Server(Model({"w": torch.tensor([1.0], dtype=torch.float64)}, {}))
-    after = method.aggregate(server, updates(one(0.4, 1.4), [2, 4], 0.1), torch.tensor([0.75, 0.25]).double())
+    server = Server(Model(scalar(1.0), {}))
+    after = method.aggregate(server, make_updates(one(0.4, 1.4), [2, 4], 0.1), torch.tensor([0.75, 0.25]).double())
     assert float(after.memory["direction"]["w"]) == pytest.approx(-0.007)
     # v_k ← v_k − v_t + η·(gradient of the last step) = 1 − 3 + 0.1·2 = −1.8 and 5 − 3 + 0.1·4 = 2.4.
     given = task(3.0, (1.0, 5.0))
@@ -95,21 +73,8 @@ def test_paper_scale_is_the_letter() -> None:
     params = one(1.0, 1.0)
     for grads in (one(9.0, 9.0), one(2.0, 4.0)):
         params, carry = method.step(given, carry, params, grads)
-    state, _ = method.end(given, carry, LocalResult(params, torch.tensor([2, 2])))
+    state, _ = method.end(given, carry, LocalResult(params, {}, torch.tensor([2, 2])))
     assert state["direction"]["w"].flatten().tolist() == pytest.approx([-1.8, 2.4])
-
-
-def played(algorithm: Algorithm, rounds: int = 3) -> Tree:
-    """The global parameters after some rounds on a skewed federation."""
-    engine = make_engine(algorithm, partition={"name": "lsmc", "classes_per_client": 2})
-    training = start(engine)
-    for _ in range(rounds):
-        play_round(engine, training, Calls(per_round=3, workers=2, seed=3))
-    return training.server.model.params
-
-
-def same(left: Tree, right: Tree) -> bool:
-    return all(torch.equal(left[name], right[name]) for name in left)
 
 
 def test_all_parts_off_is_fedavg_bit_for_bit() -> None:

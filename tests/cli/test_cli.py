@@ -104,6 +104,23 @@ def test_lists(capsys: pytest.CaptureFixture[str]) -> None:
         assert all(word in out for word in words), what
 
 
+def test_methods_are_listed_with_state_and_traffic(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    code, out, _ = fedsat(capsys, "list", "algorithms")
+    assert code == 0
+    assert max(map(len, out.splitlines())) <= 100
+    rows = [[cell.strip() for cell in line.strip().split("  ") if cell.strip()] for line in out.splitlines()]
+    for row in (
+        ["fedavg", "–", "–", "1", "1", "samples"],
+        ["scaffold", "control", "control", "2", "2", "uniform"],
+        ["fedlada", "–", "second moment, direction", "3", "2", "uniform"],
+        ["fedsat", "direction", "direction", "2 + w−1", "1", "pwa"],
+    ):
+        assert row in rows
+
+
 def test_data_show_draws_and_counts(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = fedsat(
         capsys, "data", "show", "mnist-mini", "--partition", "lsmc", "--classes-per-client", "2", "--clients", "50"

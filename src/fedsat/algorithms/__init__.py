@@ -12,11 +12,20 @@ from fedsat.algorithms.base import (
     Updates,
     algorithms,
 )
+from fedsat.algorithms.elastic import Elastic
 from fedsat.algorithms.fedavg import FedAvg
+from fedsat.algorithms.fedavgm import FedAvgM
+from fedsat.algorithms.feddyn import FedDyn
+from fedsat.algorithms.fedlada import FedLADA
+from fedsat.algorithms.fedlc import FedLC, LogitCalibration
+from fedsat.algorithms.fedprox import FedProx
 from fedsat.algorithms.fedsat import FedSat
+from fedsat.algorithms.footprint import Footprint, footprint
+from fedsat.algorithms.moon import Moon
 from fedsat.algorithms.objective import CrossEntropy, Objective, objectives
 from fedsat.algorithms.psl import PredictionSensitiveLoss
 from fedsat.algorithms.pwa import PrioritizedClassWeights
+from fedsat.algorithms.scaffold import Scaffold
 from fedsat.algorithms.weighting import BySamples, Uniform, Weighing, Weighting, weightings
 
 __all__ = [
@@ -24,15 +33,25 @@ __all__ = [
     "Batch",
     "BySamples",
     "CrossEntropy",
+    "Elastic",
     "FedAvg",
+    "FedAvgM",
+    "FedDyn",
+    "FedLADA",
+    "FedLC",
+    "FedProx",
     "FedSat",
+    "Footprint",
     "LocalResult",
+    "LogitCalibration",
     "Model",
+    "Moon",
     "Network",
     "Objective",
     "Outputs",
     "PredictionSensitiveLoss",
     "PrioritizedClassWeights",
+    "Scaffold",
     "Server",
     "Task",
     "Uniform",
@@ -40,6 +59,7 @@ __all__ = [
     "Weighing",
     "Weighting",
     "algorithms",
+    "footprint",
     "objectives",
     "weightings",
 ]

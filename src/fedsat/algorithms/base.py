@@ -28,7 +28,7 @@ from torch import Tensor
 from fedsat.algorithms.objective import CrossEntropy, Objective, objectives
 from fedsat.algorithms.weighting import BySamples, Weighting, weightings
 from fedsat.options import Option, Registry, check
-from fedsat.tree import State, Tree, tree_map, weighted_sum
+from fedsat.tree import State, Tree, expand, per_client, tree_map, weighted_sum
 
 
 @dataclass(frozen=True)
@@ -97,6 +97,7 @@ class LocalResult:
     """What local training made of a task: the clients' models θ_k and the steps K_k they took, [C]."""
 
     params: Tree
+    buffers: Tree
     steps: Tensor
 
 
@@ -169,6 +170,11 @@ class Algorithm:
         """Θ ← Θ − η_g Σ_k w_k (Θ − θ_k); buffers are averaged with the same weights."""
         return replace(server, model=move(server.model, updates, weights, self.server_lr))
 
+    def reported_models(self, server: Server) -> dict[str, Model]:
+        """Models that the method's authors evaluate besides the one sent to clients, by name."""
+        del server
+        return {}
+
 
 def descend(params: Tree, direction: Tree, lr: float) -> Tree:
     """θ − η · direction."""
@@ -177,9 +183,35 @@ def descend(params: Tree, direction: Tree, lr: float) -> Tree:
 
 def move(model: Model, updates: Updates, weights: Tensor, server_lr: float) -> Model:
     """The model moved by the weighted mean of the clients' movements."""
-    movement = weighted_sum(tree_map(torch.sub, updates.model.params, model.params), weights)
+    return advance(model, mean_movement(model, updates, weights), server_lr, updates, weights)
+
+
+def mean_movement(model: Model, updates: Updates, weights: Tensor) -> Tree:
+    """Σ_k w_k (θ_k − Θ)."""
+    return weighted_sum(tree_map(torch.sub, updates.model.params, model.params), weights)
+
+
+def advance(model: Model, movement: Tree, server_lr: float, updates: Updates, weights: Tensor) -> Model:
+    """Θ + η_g · movement; buffers take no part in a method's movement, they are the clients' weighted mean."""
     params = tree_map(lambda p, d: torch.add(p, d, alpha=server_lr), model.params, movement)
     return Model(params, average_buffers(updates.model.buffers, weights))
+
+
+def step_direction(start: Tree, end: Tree, lr: float, steps: Tensor) -> Tree:
+    """(Θ − θ_k)/(η K_k): what a client went along in a step of its round, on average, in units of a gradient."""
+    return tree_map(lambda x, y: (x - y) / (lr * per_client(steps, y)), start, end)
+
+
+def differentiable(task: Task) -> Model:
+    """The received model as every client's own, its parameters open to `gradient`."""
+    clients = len(task.class_counts)
+    params = tree_map(lambda tensor: tensor.detach().requires_grad_(), expand(task.start.params, clients))
+    return Model(params, expand(task.start.buffers, clients))
+
+
+def gradient(costs: Tensor, params: Tree) -> Tree:
+    """The gradient of each client's cost, costs [C], by its own parameters."""
+    return dict(zip(params, torch.autograd.grad(costs.sum(), list(params.values())), strict=True))
 
 
 def average_buffers(buffers: Tree, weights: Tensor) -> Tree:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
+import torch
 from torch import Tensor
 
 from fedsat.algorithms.base import (
@@ -24,19 +25,20 @@ from fedsat.algorithms.base import (
     Updates,
     algorithms,
     descend,
+    step_direction,
 )
 from fedsat.algorithms.objective import Objective, objectives
 from fedsat.algorithms.psl import PredictionSensitiveLoss
 from fedsat.algorithms.pwa import PrioritizedClassWeights
 from fedsat.algorithms.weighting import Weighting, weightings
 from fedsat.options import Option
-from fedsat.tree import State, Tree, per_client, tree_map, zeros_like
+from fedsat.tree import State, Tree, tree_map, zeros_like
 
 
 @algorithms.register("fedsat")
 @dataclass(frozen=True)
 class FedSat(Algorithm):
-    """Prediction-sensitive loss, correction of client drift, and prioritized-class weights (the FedSat paper)."""
+    """Prediction-sensitive loss, correction of client drift, prioritized-class weights."""
 
     objective: Annotated[Objective, Option("what a sample costs", among=objectives)] = PredictionSensitiveLoss()
     weighting: Annotated[Weighting, Option("how much a client weighs", among=weightings)] = PrioritizedClassWeights()
@@ -89,12 +91,8 @@ class FedSat(Algorithm):
                 carry["gradient"],
             )
         else:
-            own = tree_map(
-                lambda start, end, drift: (start - end) / (task.lr * per_client(result.steps, end)) - drift,
-                task.start.params,
-                result.params,
-                carry["drift"],
-            )
+            along = step_direction(task.start.params, result.params, task.lr, result.steps)
+            own = tree_map(torch.sub, along, carry["drift"])
         return {"direction": own}, {}
 
     def aggregate(self, server: Server, updates: Updates, weights: Tensor) -> Server:
@@ -114,7 +112,7 @@ class FedSat(Algorithm):
 algorithms.preset(
     "fedsat-paper",
     of="fedsat",
-    summary="FedSat by the letter of the paper, as a preset; weights normalised all the same (SPEC §10)",
+    summary="FedSat by the letter of its paper; only the weights are normalised all the same",
     gamma=1.0,
     scale="paper",
     objective=PredictionSensitiveLoss(over="all", source="evaluation"),

@@ -22,6 +22,11 @@ class Objective:
     def __post_init__(self) -> None:
         check(self, "objective")
 
+    def note(self, class_counts: Tensor) -> str | None:
+        """What a user should know about this objective on clients with these samples of each class, [N, m]."""
+        del class_counts
+        return None
+
     def initial_state(self, classes: int) -> Tree:
         """What a client keeps of the objective before its first participation (no client axis)."""
         del classes

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
+from rich import box
 from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
 
-from fedsat.algorithms import algorithms, objectives, weightings
+from fedsat.algorithms import Algorithm, algorithms, footprint, objectives, weightings
 from fedsat.cli.data import datasets_table
 from fedsat.data import partitions
 from fedsat.errors import unknown
 from fedsat.models import FROM_DATA, models
-from fedsat.options import Registry
+from fedsat.options import OptionField, Registry, options_of
 
 KINDS: dict[str, Registry[Any]] = {
     "algorithms": algorithms,
@@ -28,26 +33,66 @@ def show(what: Annotated[str, typer.Argument(help=f"datasets, {', '.join(KINDS)}
     console = Console()
     if what == "datasets":
         console.print(datasets_table())
+    elif what == "algorithms":
+        console.print(footprints_table())
+        print_parts(console, algorithms, shared=options_of(Algorithm))
+        say(console, "objectives and weightings have options of their own: fedsat list objectives, … weightings")
     elif what in KINDS:
         print_parts(console, KINDS[what])
     else:
         raise unknown("list", what, ["datasets", *KINDS])
 
 
-def print_parts(console: Console, registry: Registry[Any]) -> None:
-    """The parts of one kind, each with a line for every option."""
+def footprints_table() -> Table:
+    """What each method keeps between rounds, sends in one, and averages by."""
+    table = Table(title="models kept, and sent for every called client in a round", box=box.SIMPLE_HEAD)
+    for heading in ("", "client keeps", "server keeps", "down", "up", "mean by"):
+        table.add_column(heading, no_wrap=True)
+    for name in algorithms:
+        method = algorithms.build(name)
+        sizes = footprint(method)
+        workers = " + w−1" if method.weighting.needs_counts else ""
+        table.add_row(
+            name,
+            ", ".join(sizes.client) or "–",
+            ", ".join(sizes.server) or "–",
+            f"{sizes.down}{workers}",
+            str(sizes.up),
+            weightings.name_of(method.weighting),
+        )
+    table.caption = "all kept things have a model's size; w−1: workers fetch the client's model"
+    return table
+
+
+def print_parts(console: Console, registry: Registry[Any], shared: Mapping[str, OptionField] | None = None) -> None:
+    """The parts of one kind, each with a line for every option; those that all share come once, where they differ."""
+    shared = shared or {}
+    if shared:
+        console.print("every method has", highlight=False)
+    for field in shared.values():
+        print_option(console, field)
     for name in registry:
         entry = registry.entry(name)
         console.print(f"[bold]{name}[/bold]  {entry.summary}", highlight=False)
         for key, field in registry.options(name).items():
-            if key in FROM_DATA or (entry.preset and key not in entry.preset):
+            if key in FROM_DATA or field == shared.get(key) or (entry.preset and key not in entry.preset):
                 continue
-            default = field.default
-            if field.option.among is not None:
-                default = field.option.among.name_of(default)
-            console.print(f"    {key} = {_written(default)}", end="  ", highlight=False, markup=False)
-            console.print(field.option.help, style="dim", highlight=False, markup=False)
-    console.print("or a class of your own, as module:Name", style="dim", highlight=False)
+            print_option(console, field)
+    say(console, "or a class of your own, as module:Name")
+
+
+def print_option(console: Console, field: OptionField) -> None:
+    """An option, its default and its meaning."""
+    default = field.default
+    if field.option.among is not None:
+        default = field.option.among.name_of(default)
+    line = Text.assemble(f"{field.name} = {_written(default)}  ", (field.option.help, "dim"))
+    console.print(Padding(line, (0, 0, 0, 4), expand=False))
+
+
+def say(console: Console, text: str) -> None:
+    """A line of explanation."""
+    console.print(text, style="dim", highlight=False, markup=False)
 
 
 def _written(value: Any) -> str:

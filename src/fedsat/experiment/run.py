@@ -6,7 +6,7 @@ import platform
 import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,8 @@ from fedsat.engine import (
     Federated,
     LocalTraining,
     PlayedRound,
-    SequentialEngine,
     clocked,
+    make_engine,
     play_round,
     start,
 )
@@ -49,11 +49,12 @@ class Setup:
     module: nn.Module
     engine: Engine
     device: torch.device
+    notes: list[str]
 
     @staticmethod
     def of(config: Config) -> Setup:
         """Load the data, split it, build the model and the engine."""
-        device, dtype = pick_device(config.device), getattr(torch, config.precision)
+        device = pick_device(config.device)
         dataset = data.load(config.dataset, image_size=config.image_size, seed=config.seed)
         if config.augment != "none" and len(dataset.input_shape) != 3:
             raise UsageError(f"augment is {config.augment!r}, which needs images; {dataset.name} has none")
@@ -62,8 +63,11 @@ class Setup:
         training = LocalTraining(
             config.epochs, config.batch_size, config.lr, config.augment == "crop-flip", config.seed
         )
-        engine = SequentialEngine(module, federation, config.algorithm, training, device, dtype)
-        return Setup(config, federation, module, engine, device)
+        engine, note = make_engine(
+            config.engine, module, federation, config.algorithm, training, device, config.precision
+        )
+        notes = [text for text in (dataset.note, note) if text]
+        return Setup(config, federation, module, engine, device, notes)
 
 
 @dataclass
@@ -87,11 +91,12 @@ class Run:
     def notes(self) -> list[str]:
         """What a user should know before the first round."""
         config, federation = self.setup.config, self.setup.federation
-        notes = [federation.dataset.note] if federation.dataset.note else []
+        notes = list(self.setup.notes)
         nodes = 1 + federation.clients - config.per_round
         if config.algorithm.weighting.needs_counts and config.workers > nodes:
             notes.append(f"{config.workers} workers are asked for; a client and all nodes not called make {nodes}")
-        return notes
+        remark = config.algorithm.objective.note(torch.from_numpy(federation.class_counts))
+        return notes if remark is None else [*notes, remark]
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -106,7 +111,8 @@ class Run:
         if played.number % config.evaluate_every == 0 or played.number == config.rounds:
             with clocked(played.seconds, "evaluate"):
                 self.evaluation = engine.evaluate(self.model)
-                line |= evaluation_line(self.evaluation, self._client_accuracy(self.evaluation))
+                line |= evaluation_line(self.evaluation, self._client_accuracy(self.model, self.evaluation))
+                line |= self._reported_models()
             if self.evaluation.accuracy > self.best_accuracy:
                 self.best_accuracy = self.evaluation.accuracy
                 if self.folder is not None:
@@ -118,12 +124,20 @@ class Run:
             self.folder.add_round(line)
         return line
 
-    def _client_accuracy(self, evaluation: Evaluation) -> Floats:
+    def _reported_models(self) -> dict[str, Any]:
+        """What an evaluated round adds for a method that reports other models besides the global one."""
+        engine, lines = self.setup.engine, {}
+        for name, model in engine.algorithm.reported_models(self.training.server).items():
+            evaluation = engine.evaluate(model)
+            lines[name] = evaluation_line(evaluation, self._client_accuracy(model, evaluation))
+        return {"models": lines} if lines else {}
+
+    def _client_accuracy(self, model: Model, evaluation: Evaluation) -> Floats:
         federation, engine = self.setup.federation, self.setup.engine
         if self.setup.config.client_accuracy == "expected":
             return evaluation.expected_client_accuracy(federation.class_counts)
         everyone = np.arange(federation.clients)
-        stacked = Model(expand(self.model.params, 1), expand(self.model.buffers, 1))
+        stacked = Model(expand(model.params, 1), expand(model.buffers, 1))
         counts = engine.count_by_node(stacked, everyone).cpu().numpy()
         right: Floats = np.trace(counts, axis1=1, axis2=2) / counts.sum(axis=(1, 2))
         return right
@@ -206,7 +220,10 @@ def evaluation_line(evaluation: Evaluation, client_accuracy: Floats) -> dict[str
 
 
 def summarise(metrics: list[dict[str, Any]]) -> dict[str, Any]:
-    """The numbers to quote: the last round's, the mean of the last ten rounds', and the best round's."""
+    """The numbers to quote: the last round's, the mean of the last ten rounds', and the best round's.
+
+    `models` has the same for the models that a method reports besides the global one.
+    """
     evaluated = [line for line in metrics if "test_accuracy" in line]
     summary: dict[str, Any] = {
         "rounds": len(metrics),
@@ -216,13 +233,23 @@ def summarise(metrics: list[dict[str, Any]]) -> dict[str, Any]:
     }
     if not evaluated:
         return summary
+    summary |= quoted(evaluated, len(metrics))
+    others = {
+        name: quoted([{"round": line["round"], **line["models"][name]} for line in evaluated], len(metrics))
+        for name in evaluated[-1].get("models", {})
+    }
+    return {**summary, "models": others} if others else summary
+
+
+def quoted(evaluated: Sequence[Mapping[str, Any]], rounds: int) -> dict[str, Any]:
+    """The numbers to quote of one model, from the evaluated rounds among `rounds` rounds."""
     last, best = evaluated[-1], max(evaluated, key=lambda line: float(line["test_accuracy"]))
-    final = [line for line in evaluated if line["round"] > metrics[-1]["round"] - LAST] or [last]
+    final = [line for line in evaluated if line["round"] > rounds - LAST] or [last]
 
     def mean(value: Callable[[Mapping[str, Any]], float]) -> float:
         return float(np.mean([value(line) for line in final]))
 
-    return summary | {
+    return {
         "test_accuracy": last["test_accuracy"],
         "worst_class": last["worst_class"],
         "worst_recall": last["worst_recall"],

@@ -5,14 +5,14 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from fedsat.errors import UsageError
-from fedsat.models.registry import image_shape, models
+from fedsat.models.registry import Projection, classifier, image_shape, models
 
 
 @models.register("lenet5")
 class LeNet5(nn.Module):
     """LeNet-5 (LeCun et al. 1998): 5×5 convolutions with 6 and 16 channels, tanh, average pooling."""
 
-    def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
+    def __init__(self, input_shape: tuple[int, ...], classes: int, *, projection: Projection = 0) -> None:
         super().__init__()
         channels, height, width = image_shape(input_shape, "lenet5")
         padding = 2 if min(height, width) <= 28 else 0  # the original pads MNIST's 28×28 digits to 32×32
@@ -28,7 +28,7 @@ class LeNet5(nn.Module):
             nn.AvgPool2d(2),
         )
         self.hidden = nn.Sequential(nn.Linear(16 * side_h * side_w, 120), nn.Tanh(), nn.Linear(120, 84), nn.Tanh())
-        self.classifier = nn.Linear(84, classes)
+        self.classifier = classifier(84, classes, projection)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits of a batch."""

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from torch import Tensor, nn
 
-from fedsat.models.registry import models
+from fedsat.models.registry import Projection, classifier, models
 from fedsat.options import Option
 
 
@@ -22,6 +22,7 @@ class MLP(nn.Module):
         classes: int,
         *,
         hidden: Annotated[tuple[int, ...], Option("neurons of the hidden layers", at_least=1)] = (80, 60),
+        projection: Projection = 0,
     ) -> None:
         super().__init__()
         sizes = (math.prod(input_shape), *hidden)
@@ -29,7 +30,7 @@ class MLP(nn.Module):
         for inputs, outputs in pairwise(sizes):
             layers += [nn.Linear(inputs, outputs), nn.ELU()]
         self.hidden = nn.Sequential(*layers)
-        self.classifier = nn.Linear(sizes[-1], classes)
+        self.classifier = classifier(sizes[-1], classes, projection)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits of a batch."""

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import nn
 
 from fedsat.errors import UsageError
-from fedsat.options import Registry, Spec
+from fedsat.options import Option, Registry, Spec
 from fedsat.sampling import generator
 
 models: Registry[nn.Module] = Registry("model", nn.Module)
 
 FROM_DATA = ("input_shape", "classes", "num_classes")
 """Constructor parameters that the dataset fills in; all others are the user's options."""
+
+Projection = Annotated[int, Option("outputs of MOON's projection head before the classifier; 0 for none", at_least=0)]
+"""An option of every model here, so that all methods compared with MOON can have the same network as it."""
 
 
 def build_model(spec: Spec, input_shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
@@ -42,3 +45,12 @@ def image_shape(input_shape: tuple[int, ...], model: str) -> tuple[int, int, int
         raise UsageError(f"model {model!r} needs images, but the data have the shape {input_shape}; try --model mlp")
     channels, height, width = input_shape
     return channels, height, width
+
+
+def classifier(features: int, classes: int, projection: int) -> nn.Module:
+    """The last layer, after MOON's projection head where one is asked for (its authors take 256 outputs)."""
+    if projection == 0:
+        return nn.Linear(features, classes)
+    return nn.Sequential(
+        nn.Linear(features, features), nn.ReLU(), nn.Linear(features, projection), nn.Linear(projection, classes)
+    )

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from torch import Tensor, nn
 
-from fedsat.models.registry import image_shape, models
+from fedsat.models.registry import Projection, classifier, image_shape, models
 from fedsat.options import Option
 
 Norm = Annotated[
@@ -48,7 +48,9 @@ class ResidualBlock(nn.Module):
 class ResNet(nn.Module):
     """A stem, stages of residual blocks that double the channels and halve the image, global average pooling."""
 
-    def __init__(self, stem: nn.Module, width: int, blocks: tuple[int, ...], classes: int, norm: str) -> None:
+    def __init__(
+        self, stem: nn.Module, width: int, blocks: tuple[int, ...], classes: int, norm: str, projection: int
+    ) -> None:
         super().__init__()
         self.stem = stem
         stages: list[nn.Module] = []
@@ -61,7 +63,7 @@ class ResNet(nn.Module):
                 inputs = outputs
         self.stages = nn.Sequential(*stages)
         self.pool = nn.AdaptiveAvgPool2d(1)
-        self.classifier = nn.Linear(inputs, classes)
+        self.classifier = classifier(inputs, classes, projection)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits of a batch."""
@@ -78,9 +80,17 @@ def small_stem(channels: int, width: int, norm: str) -> nn.Module:
 class ResNet8(ResNet):
     """3×3 stem and three residual blocks, 64-128-256 channels by default."""
 
-    def __init__(self, input_shape: tuple[int, ...], classes: int, *, width: Width = 64, norm: Norm = "batch") -> None:
+    def __init__(
+        self,
+        input_shape: tuple[int, ...],
+        classes: int,
+        *,
+        width: Width = 64,
+        norm: Norm = "batch",
+        projection: Projection = 0,
+    ) -> None:
         channels = image_shape(input_shape, "resnet8")[0]
-        super().__init__(small_stem(channels, width, norm), width, (1, 1, 1), classes, norm)
+        super().__init__(small_stem(channels, width, norm), width, (1, 1, 1), classes, norm, projection)
 
 
 @models.register("resnet18")
@@ -97,6 +107,7 @@ class ResNet18(ResNet):
         stem: Annotated[
             Literal["cifar", "imagenet"], Option("3×3 convolution, or 7×7 with pooling as the paper's text says")
         ] = "cifar",
+        projection: Projection = 0,
     ) -> None:
         channels = image_shape(input_shape, "resnet18")[0]
         first = small_stem(channels, width, norm)
@@ -107,4 +118,4 @@ class ResNet18(ResNet):
                 nn.ReLU(),
                 nn.MaxPool2d(3, stride=2, padding=1),
             )
-        super().__init__(first, width, (2, 2, 2, 2), classes, norm)
+        super().__init__(first, width, (2, 2, 2, 2), classes, norm, projection)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rich import box
 from rich.table import Table
 
@@ -14,18 +16,20 @@ def run_table(run: Run) -> Table:
     table = Table(title=f"{run.setup.config.method}, {summary['rounds']} rounds", box=box.SIMPLE_HEAD)
     for heading in ("", "accuracy %", "worst class %", "lowest client %"):
         table.add_column(heading, justify="left" if not heading else "right")
-    table.add_row(
-        "last round",
-        percent(summary["test_accuracy"]),
-        f"{percent(summary['worst_recall'])} ({names[summary['worst_class']]})",
-        percent(summary["lowest_client"]),
-    )
-    ten = summary["last_ten"]
-    table.add_row(
-        "mean of the last ten", *map(percent, (ten["test_accuracy"], ten["worst_recall"], ten["lowest_client"]))
-    )
-    best = summary["best"]
-    table.add_row(f"best round ({best['round']})", percent(best["test_accuracy"]), "", "")
+    for model, quoted in _models(summary):
+        table.add_row(
+            f"last round{model}",
+            percent(quoted["test_accuracy"]),
+            f"{percent(quoted['worst_recall'])} ({names[quoted['worst_class']]})",
+            percent(quoted["lowest_client"]),
+        )
+        ten = quoted["last_ten"]
+        table.add_row(
+            f"mean of the last ten{model}",
+            *map(percent, (ten["test_accuracy"], ten["worst_recall"], ten["lowest_client"])),
+        )
+        best = quoted["best"]
+        table.add_row(f"best round ({best['round']}){model}", percent(best["test_accuracy"]), "", "")
     table.caption = f"{summary['seconds']:.1f} s, {traffic(summary)}"
     return table
 
@@ -39,18 +43,25 @@ def comparison_table(runs: list[Run]) -> Table:
         table.add_column(heading, justify="left" if not heading else "right")
     for run in runs:
         summary = run.summary
-        ten = summary["last_ten"]
-        table.add_row(
-            run.setup.config.method,
-            percent(ten["test_accuracy"]),
-            percent(ten["worst_recall"]),
-            percent(ten["lowest_client"]),
-            percent(summary["test_accuracy"]),
-            percent(summary["best"]["test_accuracy"]),
-            f"{summary['seconds']:.1f}",
-            f"{(summary['bytes_down'] + summary['bytes_up']) / 1e6:,.0f}",
-        )
+        for model, quoted in _models(summary):
+            ten = quoted["last_ten"]
+            table.add_row(
+                run.setup.config.method + model,
+                percent(ten["test_accuracy"]),
+                percent(ten["worst_recall"]),
+                percent(ten["lowest_client"]),
+                percent(quoted["test_accuracy"]),
+                percent(quoted["best"]["test_accuracy"]),
+                f"{summary['seconds']:.1f}",
+                f"{(summary['bytes_down'] + summary['bytes_up']) / 1e6:,.0f}",
+            )
     return table
+
+
+def _models(summary: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """The global model's numbers, and those of every other model that the method reports, with its name."""
+    others = summary.get("models", {}).items()
+    return [("", summary), *((f", {name}", numbers) for name, numbers in others)]
 
 
 def percent(share: float) -> str:

@@ -1,0 +1,76 @@
+"""Elastic aggregation (Chen et al. 2023): parameters to which the outputs are sensitive move less.
+
+Before training, at the received model Θ and without labels, every client measures for each parameter
+
+    ω ← μ ω + (1−μ) |∂ mean(F(Θ; batch)²) / ∂Θ|        over its batches, F the logits
+
+The server forms Ω = Σ w_k ω_k and moves every element by its own share ζ = 1 + τ − Ω/max Ω, the maximum taken
+over the elements of the tensor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from fedsat.algorithms.base import (
+    Algorithm,
+    LocalResult,
+    Server,
+    Task,
+    Updates,
+    advance,
+    algorithms,
+    differentiable,
+    gradient,
+    mean_movement,
+)
+from fedsat.options import Option
+from fedsat.tree import State, per_client, tree_map, weighted_sum, zeros_like
+
+
+@algorithms.register("elastic")
+@dataclass(frozen=True)
+class Elastic(Algorithm):
+    """FedAvg, but parameters to which the outputs are sensitive move less (Chen et al. 2023)."""
+
+    tau: Annotated[float, Option("τ, share by which the most sensitive parameter moves", at_least=0)] = 0.5
+    mu: Annotated[float, Option("μ, memory of the sensitivity from batch to batch", at_least=0, below=1)] = 0.95
+
+    def begin(self, task: Task) -> State:
+        """ω, in evaluation mode; divided by 1 − μ^B, so that clients of few batches count as much as others."""
+        model, sensitivity = differentiable(task), zeros_like(task.start.params)
+        batches = torch.zeros(len(task.class_counts), dtype=torch.float64, device=task.class_counts.device)
+        for batch in task.examples():
+            real = batch.real.sum(1)
+            with torch.enable_grad():
+                logits = task.network(model.params, model.buffers, batch.x).logits
+                squares = logits.square().mean(-1).masked_fill(~batch.real, 0.0)
+                grads = gradient(squares.sum(1) / real.clamp(min=1), model.params)
+            given = (real > 0).to(batches)  # a client that has no batch left is padded: its sensitivity stays
+            news = (1 - self.mu) * given
+            sensitivity = tree_map(
+                lambda omega, g, share=news: omega + per_client(share, g) * (g.abs() - omega), sensitivity, grads
+            )
+            batches += given
+        bias = 1 - self.mu ** batches.clamp(min=1)
+        return {"sensitivity": tree_map(lambda omega: omega / per_client(bias, omega), sensitivity)}
+
+    def end(self, task: Task, carry: State, result: LocalResult) -> tuple[State, State]:
+        """Nothing is kept; ω goes up."""
+        del task, result
+        return {}, {"sensitivity": carry["sensitivity"]}
+
+    def aggregate(self, server: Server, updates: Updates, weights: Tensor) -> Server:
+        """Θ ← Θ + η_g ζ ⊙ Σ_k w_k (θ_k − Θ)."""
+        shares = tree_map(self.share, weighted_sum(updates.uploads["sensitivity"], weights))
+        movement = tree_map(torch.mul, shares, mean_movement(server.model, updates, weights))
+        return Server(advance(server.model, movement, self.server_lr, updates, weights))
+
+    def share(self, sensitivity: Tensor) -> Tensor:
+        """ζ of a tensor's elements, in [τ, 1 + τ]; 1 where nothing depends on the tensor."""
+        largest = sensitivity.amax()
+        return torch.where(largest > 0, 1 + self.tau - sensitivity / largest, 1.0)

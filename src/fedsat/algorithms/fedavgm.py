@@ -1,0 +1,32 @@
+"""FedAvgM (Hsu, Qi, Brown 2019): momentum at the server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from torch import Tensor
+
+from fedsat.algorithms.base import Algorithm, Model, Server, Updates, advance, algorithms, mean_movement
+from fedsat.options import Option
+from fedsat.tree import State, tree_map, zeros_like
+
+
+@algorithms.register("fedavgm")
+@dataclass(frozen=True)
+class FedAvgM(Algorithm):
+    """FedAvg with momentum at the server (Hsu et al. 2019)."""
+
+    momentum: Annotated[float, Option("β, momentum; steps come to η/(1−β) in the long run", at_least=0, below=1)] = 0.9
+    nesterov: Annotated[bool, Option("Nesterov's form, the better one under strong skew, or plain momentum")] = True
+
+    def initial_memory(self, model: Model) -> State:
+        """v = 0."""
+        return {"momentum": zeros_like(model.params)}
+
+    def aggregate(self, server: Server, updates: Updates, weights: Tensor) -> Server:
+        """v ← β v + Δ; Θ ← Θ + η_g v, or Θ + η_g (Δ + β v) in Nesterov's form; Δ = Σ_k w_k (θ_k − Θ)."""
+        movement = mean_movement(server.model, updates, weights)
+        momentum = tree_map(lambda v, d: self.momentum * v + d, server.memory["momentum"], movement)
+        ahead = tree_map(lambda v, d: d + self.momentum * v, momentum, movement) if self.nesterov else momentum
+        return Server(advance(server.model, ahead, self.server_lr, updates, weights), {"momentum": momentum})

@@ -1,0 +1,80 @@
+"""FedDyn (Acar et al. 2021): every client's loss gets a linear and a quadratic term that change with its rounds.
+
+    θ ← θ − η (∇L + α (θ − Θ + λ_k))          λ_k ← λ_k + θ_k − Θ
+    Θ ← mean of the active θ_k + mean of all clients' λ
+
+λ_k = −g_k/α in the paper's notation; this form of the authors' code does not divide by α. Clients that never took
+part count with λ = 0. The server keeps the mean λ, which it can form from the models it receives. Where the method
+has settled, ∇L_k(Θ) = −α λ_k for every client, and the λ_k sum to zero.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from fedsat.algorithms.base import (
+    Algorithm,
+    LocalResult,
+    Model,
+    Server,
+    Task,
+    Updates,
+    algorithms,
+    descend,
+    move,
+)
+from fedsat.algorithms.weighting import Uniform, Weighting, weightings
+from fedsat.options import Option
+from fedsat.tree import State, Tree, tree_map, zeros_like
+
+
+@algorithms.register("feddyn")
+@dataclass(frozen=True)
+class FedDyn(Algorithm):
+    """Local losses regularised until their minima are the federation's (Acar et al. 2021)."""
+
+    server_lr: Annotated[float, Option("η_g; the method has no other than 1", at_least=1, at_most=1)] = 1.0
+    weighting: Annotated[Weighting, Option("how much a client weighs", among=weightings)] = Uniform()
+    alpha: Annotated[float, Option("α, strength of the dynamic regularisation", above=0)] = 0.01
+
+    def initial_memory(self, model: Model) -> State:
+        """The mean of all λ_k, 0 at first."""
+        return {"mean_dual": zeros_like(model.params)}
+
+    def initial_client_state(self, model: Model) -> State:
+        """λ_k = 0."""
+        return {"dual": zeros_like(model.params)}
+
+    def step(self, task: Task, carry: State, params: Tree, grads: Tree) -> tuple[Tree, State]:
+        """θ ← θ − η (∇L + α (θ − Θ + λ_k))."""
+        duals = task.state["dual"]
+        regularised = tree_map(
+            lambda g, y, x, dual: g + self.alpha * (y - x + dual), grads, params, task.start.params, duals
+        )
+        return descend(params, regularised, task.lr), carry
+
+    def end(self, task: Task, carry: State, result: LocalResult) -> tuple[State, State]:
+        """λ_k + θ_k − Θ."""
+        del carry
+        moved = tree_map(torch.sub, result.params, task.start.params)
+        return {"dual": tree_map(torch.add, task.state["dual"], moved)}, {}
+
+    def aggregate(self, server: Server, updates: Updates, weights: Tensor) -> Server:
+        """λ̄ ← λ̄ + (1/N) Σ_k (θ_k − Θ), over all N clients; Θ ← Σ_k w_k θ_k + λ̄."""
+        mean_dual = tree_map(
+            lambda dual, x, y: dual + (y - x).sum(0) / updates.population,
+            server.memory["mean_dual"],
+            server.model.params,
+            updates.model.params,
+        )
+        mean = move(server.model, updates, weights, self.server_lr)
+        return Server(Model(tree_map(torch.add, mean.params, mean_dual), mean.buffers), {"mean_dual": mean_dual})
+
+    def reported_models(self, server: Server) -> dict[str, Model]:
+        """The mean of the active clients' models, Θ − λ̄, which the authors evaluate."""
+        params = tree_map(torch.sub, server.model.params, server.memory["mean_dual"])
+        return {"active-mean": Model(params, server.model.buffers)}

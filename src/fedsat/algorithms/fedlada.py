@@ -1,0 +1,85 @@
+"""FedLADA (Sun et al. 2023): locally adaptive steps, amended by the last round's average direction.
+
+    m ← β₁ m + (1−β₁) g     u ← β₂ u + (1−β₂) g²     v̂ ← max(v̂, u)        (AMSGrad, no bias correction)
+    θ ← θ − η (α m/√v̂ + (1−α) g_a)
+
+m starts at 0 in every local round, u and v̂ at the server's v. Afterwards v is the mean of the v̂, and g_a the mean
+direction of a step, (Θ − θ_k)/(η K_k): the server knows η and K_k, so clients need not send it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from fedsat.algorithms.base import (
+    Algorithm,
+    LocalResult,
+    Model,
+    Server,
+    Task,
+    Updates,
+    algorithms,
+    descend,
+    move,
+    step_direction,
+)
+from fedsat.algorithms.weighting import Uniform, Weighting, weightings
+from fedsat.options import Option
+from fedsat.tree import State, Tree, expand, tree_map, weighted_sum, zeros_like
+
+
+@algorithms.register("fedlada")
+@dataclass(frozen=True)
+class FedLADA(Algorithm):
+    """Local AMSGrad amended by the average direction of the last round (Sun et al. 2023)."""
+
+    weighting: Annotated[Weighting, Option("how much a client weighs", among=weightings)] = Uniform()
+    alpha: Annotated[float, Option("α, share of the local adaptive direction", above=0, at_most=1)] = 0.1
+    beta1: Annotated[float, Option("β₁, memory of the first moment", at_least=0, below=1)] = 0.9
+    beta2: Annotated[float, Option("β₂, memory of the second moment", at_least=0, at_most=1)] = 0.99
+    epsilon: Annotated[float, Option("ε, the second moment starts at ε²", above=0)] = 1e-8
+
+    def initial_memory(self, model: Model) -> State:
+        """v = ε², g_a = 0."""
+        second = tree_map(lambda p: torch.full_like(p, self.epsilon**2), model.params)
+        return {"second_moment": second, "direction": zeros_like(model.params)}
+
+    def broadcast(self, server: Server) -> State:
+        """v and g_a."""
+        return server.memory
+
+    def begin(self, task: Task) -> State:
+        """m = 0; u = v̂ = v."""
+        second = tree_map(torch.clone, expand(task.received["second_moment"], len(task.class_counts)))
+        return {"first": zeros_like(second), "second": second, "largest": second}
+
+    def step(self, task: Task, carry: State, params: Tree, grads: Tree) -> tuple[Tree, State]:
+        """θ ← θ − η (α m/√v̂ + (1−α) g_a)."""
+        first = tree_map(lambda m, g: self.beta1 * m + (1 - self.beta1) * g, carry["first"], grads)
+        second = tree_map(lambda u, g: self.beta2 * u + (1 - self.beta2) * g * g, carry["second"], grads)
+        largest = tree_map(torch.maximum, carry["largest"], second)
+        amended = tree_map(
+            lambda m, v, g_a: self.alpha * m / v.sqrt() + (1 - self.alpha) * g_a,
+            first,
+            largest,
+            task.received["direction"],
+        )
+        return descend(params, amended, task.lr), {"first": first, "second": second, "largest": largest}
+
+    def end(self, task: Task, carry: State, result: LocalResult) -> tuple[State, State]:
+        """Nothing is kept; v̂ goes up."""
+        del task, result
+        return {}, {"second_moment": carry["largest"]}
+
+    def aggregate(self, server: Server, updates: Updates, weights: Tensor) -> Server:
+        """Θ as in FedAvg; v ← Σ w_k v̂_k; g_a ← Σ w_k (Θ − θ_k)/(η K_k)."""
+        directions = step_direction(server.model.params, updates.model.params, updates.lr, updates.steps)
+        memory = {
+            "second_moment": weighted_sum(updates.uploads["second_moment"], weights),
+            "direction": weighted_sum(directions, weights),
+        }
+        return Server(move(server.model, updates, weights, self.server_lr), memory)

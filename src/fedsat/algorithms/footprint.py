@@ -1,0 +1,62 @@
+"""What a method keeps and sends, found by playing a round of a one-parameter model through its functions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedsat.algorithms.base import Algorithm, LocalResult, Model, Outputs, Server, Task
+from fedsat.tree import State, Tree
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Memory and traffic of a method, in models; what is kept goes by its name."""
+
+    client: tuple[str, ...]
+    """What every client that took part keeps, each the size of a model."""
+    server: tuple[str, ...]
+    """What the server keeps besides the model, each the size of a model."""
+    down: int
+    """Models that go down to a called client in a round."""
+    up: int
+    """Models that come up from it."""
+
+
+def footprint(algorithm: Algorithm) -> Footprint:
+    """The method's footprint. Beyond the model, only parameters are kept or sent, not buffers."""
+    model = Model({"w": torch.ones(1)}, {})
+    server = Server(model, algorithm.initial_memory(model))
+    received, kept = algorithm.broadcast(server), algorithm.initial_client_state(model)
+    objective = algorithm.objective.initial_state(1)
+    stacked = {name: _with_axis(tree) for name, tree in {**kept, "objective": objective}.items()}
+    task = Task(
+        start=model,
+        received=received,
+        state=stacked,
+        class_counts=torch.ones(1, 1, dtype=torch.int64),
+        lr=1.0,
+        epochs=1,
+        network=_echo,
+        examples=lambda: iter(()),
+    )
+    with torch.no_grad():
+        carry = algorithm.begin(task)
+        params, carry = algorithm.step(task, carry, _with_axis(model.params), _with_axis(model.params))
+        state, upload = algorithm.end(task, carry, LocalResult(params, {}, torch.ones(1, dtype=torch.int64)))
+    return Footprint(_names(state), _names(server.memory), 1 + len(_names(received)), 1 + len(_names(upload)))
+
+
+def _echo(params: Tree, buffers: Tree, x: Tensor) -> Outputs:
+    del params, buffers
+    return Outputs(x)
+
+
+def _with_axis(tree: Tree) -> Tree:
+    return {name: tensor.unsqueeze(0) for name, tensor in tree.items()}
+
+
+def _names(state: State) -> tuple[str, ...]:
+    return tuple(name.replace("_", " ") for name, tree in state.items() if tree)

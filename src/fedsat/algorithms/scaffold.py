@@ -1,0 +1,97 @@
+"""SCAFFOLD (Karimireddy et al. 2020): control variates take the drift out of local steps.
+
+    θ ← θ − η (∇L − c_k + c)            c_k: where the client pulls, c: where all clients pull on average
+
+After every round, whoever took part, c is the mean of the c_k of all N clients. The model is averaged uniformly,
+as c is: otherwise the two would aim at different minima.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
+
+import torch
+from torch import Tensor
+
+from fedsat.algorithms.base import (
+    Algorithm,
+    LocalResult,
+    Model,
+    Server,
+    Task,
+    Updates,
+    algorithms,
+    descend,
+    differentiable,
+    gradient,
+    step_direction,
+)
+from fedsat.algorithms.weighting import Uniform, Weighting, weightings
+from fedsat.options import Option
+from fedsat.tree import State, Tree, per_client, tree_map, zeros_like
+
+
+@algorithms.register("scaffold")
+@dataclass(frozen=True)
+class Scaffold(Algorithm):
+    """Local steps corrected by control variates (Karimireddy et al. 2020)."""
+
+    weighting: Annotated[Weighting, Option("how much a client weighs", among=weightings)] = Uniform()
+    controls: Annotated[
+        Literal["I", "II"],
+        Option("c_k: full gradient at the received model, one more pass (I), or the steps taken (II)"),
+    ] = "II"
+
+    def initial_memory(self, model: Model) -> State:
+        """c = 0."""
+        return {"control": zeros_like(model.params)}
+
+    def broadcast(self, server: Server) -> State:
+        """c."""
+        return server.memory
+
+    def initial_client_state(self, model: Model) -> State:
+        """c_k = 0 before the first participation."""
+        return {"control": zeros_like(model.params)}
+
+    def begin(self, task: Task) -> State:
+        """c − c_k; with option I also the new c_k, which is known before training."""
+        carry = {"correction": tree_map(torch.sub, task.received["control"], task.state["control"])}
+        return {**carry, "control": self._full_gradient(task)} if self.controls == "I" else carry
+
+    def step(self, task: Task, carry: State, params: Tree, grads: Tree) -> tuple[Tree, State]:
+        """θ ← θ − η (∇L + c − c_k)."""
+        return descend(params, tree_map(torch.add, grads, carry["correction"]), task.lr), carry
+
+    def end(self, task: Task, carry: State, result: LocalResult) -> tuple[State, State]:
+        """c_k⁺ = ∇L(Θ) (option I) or c_k − c + (Θ − θ_k)/(η K_k) (option II); up goes c_k⁺ − c_k."""
+        if self.controls == "I":
+            control = carry["control"]
+        else:
+            along = step_direction(task.start.params, result.params, task.lr, result.steps)
+            control = tree_map(torch.sub, along, carry["correction"])
+        return {"control": control}, {"control_change": tree_map(torch.sub, control, task.state["control"])}
+
+    def aggregate(self, server: Server, updates: Updates, weights: Tensor) -> Server:
+        """Θ as in FedAvg; c ← c + (1/N) Σ_k (c_k⁺ − c_k), over all N clients whatever the weights."""
+        moved = super().aggregate(server, updates, weights)
+        control = tree_map(
+            lambda c, change: c + change.sum(0) / updates.population,
+            server.memory["control"],
+            updates.uploads["control_change"],
+        )
+        return replace(moved, memory={"control": control})
+
+    def _full_gradient(self, task: Task) -> Tree:
+        """The gradient of each client's mean loss at the received model, in evaluation mode."""
+        model = differentiable(task)
+        costs = self.objective.begin(task, task.state["objective"])
+        total = zeros_like(model.params)
+        for batch in task.examples():
+            with torch.enable_grad():
+                outputs = task.network(model.params, model.buffers, batch.x)
+                losses, costs = self.objective.loss(costs, outputs, batch)
+                grads = gradient(losses.masked_fill(~batch.real, 0.0).sum(1), model.params)
+            total = tree_map(torch.add, total, grads)
+        return tree_map(lambda sums: sums / per_client(task.class_counts.sum(1), sums), total)

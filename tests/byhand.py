@@ -1,0 +1,143 @@
+"""Federations small enough to do on paper, and what tests of methods share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from federations import make_engine
+from fedsat.algorithms import Algorithm, Batch, LocalResult, Model, Outputs, Server, Task, Updates
+from fedsat.engine import Calls, play_round, start
+from fedsat.tree import State, Tree, concatenate
+
+
+def one(*values: float) -> Tree:
+    """A tree with one scalar parameter, stacked over clients."""
+    return {"w": torch.tensor(values, dtype=torch.float64).unsqueeze(1)}
+
+
+def scalar(value: float) -> Tree:
+    """A tree with one scalar parameter, without client axis."""
+    return {"w": torch.tensor([value], dtype=torch.float64)}
+
+
+def values(tree: Tree) -> list[float]:
+    """The numbers of a tree of one scalar."""
+    return [float(value) for value in tree["w"].flatten()]
+
+
+def make_task(clients: int, **given: Any) -> Task:
+    """A task of some clients that each hold a sample of either class; what a test needs is `given`."""
+    usual: dict[str, Any] = {
+        "start": Model(scalar(1.0), {}),
+        "received": {},
+        "state": {},
+        "class_counts": torch.ones(clients, 2, dtype=torch.int64),
+        "lr": 0.1,
+        "epochs": 5,
+        "network": lambda params, buffers, x: Outputs(x),
+        "examples": lambda: iter(()),
+    }
+    return Task(**{**usual, **given})
+
+
+def make_updates(params: Tree, steps: list[int], lr: float, **given: Any) -> Updates:
+    """What the server received of clients with these models; all of one size, all of the federation."""
+    clients = len(steps)
+    usual: dict[str, Any] = {
+        "clients": torch.arange(clients),
+        "model": Model(params, {}),
+        "uploads": {},
+        "sizes": torch.ones(clients, dtype=torch.int64),
+        "steps": torch.tensor(steps),
+        "lr": lr,
+        "epochs": 5,
+        "population": clients,
+    }
+    return Updates(**{**usual, **given})
+
+
+def make_batch(x: Any, y: Any, real: Any = None) -> Batch:
+    """A batch from nested lists; all of it real unless said otherwise."""
+    labels = torch.tensor(y)
+    marks = torch.ones_like(labels, dtype=torch.bool) if real is None else torch.tensor(real)
+    return Batch(torch.tensor(x, dtype=torch.float64), labels, marks)
+
+
+@dataclass(frozen=True)
+class Bowl:
+    """A client whose loss is ½(θ − b)²: every gradient is θ − b. It takes K steps and weighs n samples."""
+
+    b: float
+    K: int
+    n: int = 1
+
+
+class Bowls:
+    """A federation of bowls, played by a method's own functions, one client after another."""
+
+    def __init__(self, method: Algorithm, bowls: list[Bowl], lr: float, begin: float = 0.0) -> None:
+        self.method, self.bowls, self.lr = method, bowls, lr
+        model = Model(scalar(begin), {})
+        self.server = Server(model, method.initial_memory(model))
+        self.states: dict[int, State] = {}
+
+    def play(self, *called: int) -> None:
+        """One round of the called clients."""
+        results = [self._train(client) for client in called]
+        bowls = [self.bowls[client] for client in called]
+        updates = make_updates(
+            concatenate([params for params, _ in results]),
+            [bowl.K for bowl in bowls],
+            self.lr,
+            clients=torch.tensor(called),
+            sizes=torch.tensor([bowl.n for bowl in bowls]),
+            uploads={name: concatenate([upload[name] for _, upload in results]) for name in results[0][1]},
+            population=len(self.bowls),
+        )
+        weights = self.method.weighting.weigh(updates, None).weights
+        self.server = self.method.aggregate(self.server, updates, weights)
+
+    def _train(self, client: int) -> tuple[Tree, State]:
+        method, bowl, model = self.method, self.bowls[client], self.server.model
+        fresh = {name: one(*values(tree)) for name, tree in method.initial_client_state(model).items()}
+        kept = self.states.get(client, fresh)
+        task = make_task(1, start=model, received=method.broadcast(self.server), state=kept, lr=self.lr)
+        carry, params = method.begin(task), one(*values(model.params))
+        for _ in range(bowl.K):
+            params, carry = method.step(task, carry, params, {"w": params["w"] - bowl.b})
+        self.states[client], upload = method.end(task, carry, LocalResult(params, {}, torch.tensor([bowl.K])))
+        return params, upload
+
+    @property
+    def theta(self) -> float:
+        """Θ."""
+        return float(self.server.model.params["w"])
+
+    def memory(self, name: str) -> float:
+        """What the server keeps under `name`."""
+        return float(self.server.memory[name]["w"])
+
+    def kept(self, client: int, name: str) -> float:
+        """What a client keeps under `name`."""
+        return float(self.states[client][name]["w"])
+
+
+def played(algorithm: Algorithm, rounds: int = 3, per_round: int = 3, **settings: Any) -> Model:
+    """The global model after some rounds on a small skewed federation."""
+    settings.setdefault("partition", {"name": "lsmc", "classes_per_client": 2})
+    engine = make_engine(algorithm, **settings)
+    training = start(engine)
+    for _ in range(rounds):
+        play_round(engine, training, Calls(per_round=per_round, workers=2, seed=3))
+    return training.server.model
+
+
+def same(left: Model, right: Model) -> bool:
+    """Whether two models are equal bit for bit, buffers included."""
+    pairs = [(left.params, right.params), (left.buffers, right.buffers)]
+    return all(ours.keys() == theirs.keys() for ours, theirs in pairs) and all(
+        torch.equal(ours[name], theirs[name]) for ours, theirs in pairs for name in ours
+    )
