@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from fedsat.algorithms import Updates
+from fedsat.algorithms import Model, Updates
 from fedsat.errors import TrainingError
-from fedsat.tree import State, Tree
+from fedsat.tree import State, Tree, concatenate, tree_map
 
 
 @dataclass(frozen=True)
@@ -30,20 +31,71 @@ class TrainedRound:
     updates: Updates
     states: list[State]
     """Each client's new state, in the order of the updates."""
-    losses: Tensor
-    """Each client's mean training loss, [K]."""
+    meters: Tree
+
+    @property
+    def losses(self) -> Tensor:
+        """Each client's mean training loss, [K]."""
+        return self.meters["loss"] / self.updates.steps
+
+    def take(self, order: list[int]) -> TrainedRound:
+        """The clients in another order."""
+
+        def taken(tree: Tree) -> Tree:
+            return tree_map(lambda tensor: tensor[order], tree)
+
+        updates = self.updates
+        moved = replace(
+            updates,
+            clients=updates.clients[order],
+            model=Model(taken(updates.model.params), taken(updates.model.buffers)),
+            uploads={name: taken(tree) for name, tree in updates.uploads.items()},
+            sizes=updates.sizes[order],
+            steps=updates.steps[order],
+        )
+        return TrainedRound(moved, [self.states[place] for place in order], taken(self.meters))
+
+    @staticmethod
+    def of(parts: Sequence[TrainedRound]) -> TrainedRound:
+        """Several clients' results as one."""
+        updates = [part.updates for part in parts]
+        params = concatenate([one.model.params for one in updates])
+        joined = replace(
+            updates[0],
+            clients=torch.cat([one.clients for one in updates]),
+            model=Model(params, concatenate([one.model.buffers for one in updates])),
+            uploads={name: concatenate([one.uploads[name] for one in updates]) for name in updates[0].uploads},
+            sizes=torch.cat([one.sizes for one in updates]),
+            steps=torch.cat([one.steps for one in updates]),
+        )
+        states = [state for part in parts for state in part.states]
+        return TrainedRound(joined, states, concatenate([part.meters for part in parts]))
 
 
-def check_finite(losses: Tensor, params: Tree, client: int, round_number: int, lr: float) -> None:
+def new_meters(clients: int, device: torch.device) -> Tree:
+    """Meters of clients before their first step: the sum of losses, and where one was not finite."""
+    return {"loss": torch.zeros(clients, device=device), "bad": torch.zeros(clients, device=device)}
+
+
+def meter(meters: Tree, losses: Tensor) -> Tree:
+    """Add a step's losses [C]. `bad` counts down from 0 while all is well, and stops at the number of the first step
+    whose loss was not finite."""
+    well, next_step = meters["bad"] <= 0, 1 - meters["bad"]
+    counted = torch.where(torch.isfinite(losses), -next_step, next_step)
+    return {"loss": meters["loss"] + losses.to(meters["loss"].dtype), "bad": torch.where(well, counted, meters["bad"])}
+
+
+def check_finite(trained: TrainedRound, round_number: int) -> None:
     """Stop with the client, round and step at which training left the finite numbers, if it did."""
-    bad = torch.nonzero(~torch.isfinite(losses))
-    if len(bad) > 0:
-        step, what = int(bad[0]) + 1, f"the loss is {float(losses[bad[0]]):g}"
-    elif not all(bool(torch.isfinite(tensor).all()) for tensor in params.values()):
-        step, what = len(losses), "the weights are not finite"
-    else:
+    updates, meters = trained.updates, trained.meters
+    finite = [torch.isfinite(tensor).flatten(1).all(1) for tensor in updates.model.params.values()]
+    fine = (meters["bad"] <= 0) & torch.stack(finite).all(0)
+    if bool(fine.all()):
         return
+    place = int(torch.nonzero(~fine)[0])
+    step, steps = int(meters["bad"][place]), int(updates.steps[place])
+    what = f"step {step} of {steps}: the loss" if step > 0 else f"after {steps} steps: a weight"
     raise TrainingError(
-        f"round {round_number}, client {client}, step {step} of {len(losses)}: {what}; "
-        f"a smaller --lr (now {lr:g}) or a look at the client's data may help"
+        f"round {round_number}, client {int(updates.clients[place])}, {what} is not finite; "
+        f"a smaller --lr (now {updates.lr:g}) or a look at the client's data may help"
     )

@@ -22,11 +22,11 @@ class ModuleNetwork:
     models within a training step. The modules' own weights are never read.
     """
 
-    def __init__(self, module: nn.Module, features: bool) -> None:
+    def __init__(self, module: nn.Module, features: bool, half: bool = False) -> None:
         self._training = copy.deepcopy(module).train()
         self._training_alone = _with_frozen_statistics(self._training)
         self._evaluating = copy.deepcopy(module).eval()
-        self._features = features
+        self._features, self._half = features, half
 
     def __call__(self, params: Tree, buffers: Tree, x: Tensor) -> Outputs:
         """Evaluation mode; `buffers` stay as they are."""
@@ -41,11 +41,12 @@ class ModuleNetwork:
         return self._run(self._training if len(x) > 1 else self._training_alone, params, buffers, x)
 
     def _run(self, module: nn.Module, params: Tree, buffers: Tree, x: Tensor) -> Outputs:
-        if not self._features:
-            return Outputs(functional_call(module, (params, buffers), (x,)).unsqueeze(0))
-        with last_layer_input(module) as seen:
-            logits = functional_call(module, (params, buffers), (x,))
-        return Outputs(logits.unsqueeze(0), seen[0].unsqueeze(0))
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self._half):
+            if not self._features:
+                return Outputs(functional_call(module, (params, buffers), (x,)).unsqueeze(0).to(x.dtype))
+            with last_layer_input(module) as seen:
+                logits = functional_call(module, (params, buffers), (x,))
+        return Outputs(logits.unsqueeze(0).to(x.dtype), seen[0].unsqueeze(0).to(x.dtype))
 
 
 def _with_frozen_statistics(module: nn.Module) -> nn.Module:

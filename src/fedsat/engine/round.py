@@ -112,7 +112,7 @@ def play_round(engine: Engine, training: Federated, calls: Calls) -> PlayedRound
         server = algorithm.aggregate(training.server, trained.updates, weighing.weights)
 
     training.server = server
-    training.states.update(zip(clients.tolist(), trained.states, strict=True))
+    training.states.update(zip(trained.updates.clients.tolist(), trained.states, strict=True))
     training.rounds = number
     return PlayedRound(number, clients, trained.losses, weighing, traffic, seconds)
 

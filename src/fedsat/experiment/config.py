@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from fedsat.algorithms import Algorithm, FedSat, algorithms
 from fedsat.data import Partition, partitions
+from fedsat.engine import EngineName, Precision
 from fedsat.errors import UsageError, unknown
 from fedsat.models import FROM_DATA, models
 from fedsat.options import Option, OptionField, Registry, check, options_of
@@ -39,8 +40,12 @@ class Config:
         Option("clients' accuracy from their class mix and the test recalls, or on their own training samples"),
     ] = "expected"
     seed: Annotated[int, Option("seed of partition, initial model, sampling and batches", at_least=0)] = 0
+    engine: Annotated[
+        EngineName,
+        Option("clients of a round all at once (stacked), one by one (sequential), or as the model allows"),
+    ] = "auto"
     device: Annotated[str, Option("auto, cpu, cuda or cuda:1")] = "auto"
-    precision: Annotated[Literal["float32", "float64"], Option("floating point numbers of the training")] = "float32"
+    precision: Annotated[Precision, Option("numbers of the training; bf16 is faster on a GPU")] = "float32"
     partition: Annotated[Partition, Option("how samples are spread over clients", among=partitions)] = partitions.build(
         "lsmc"
     )

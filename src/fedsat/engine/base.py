@@ -1,0 +1,107 @@
+"""What engines share: the data on the device, batches, and evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedsat.algorithms import Algorithm, Batch, Model, Network, Updates
+from fedsat.data import Federation
+from fedsat.engine.evaluate import count_and_loss
+from fedsat.engine.examples import Examples
+from fedsat.engine.local import LocalTraining
+from fedsat.engine.network import initial_weights
+from fedsat.metrics import ClassCounts, Evaluation
+from fedsat.sampling import Indices
+from fedsat.tree import State, Tree, expand, tree_map
+
+
+class BaseEngine:
+    """A federation's data on a device, and a network to evaluate on it."""
+
+    def __init__(
+        self,
+        network: Network,
+        module: nn.Module,
+        federation: Federation,
+        algorithm: Algorithm,
+        training: LocalTraining,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        self.network = network
+        self.federation = federation
+        self.algorithm = algorithm
+        self.training = training
+        self.device = device
+        self.initial_model = initial_weights(module, device, dtype)
+        dataset = federation.dataset
+        self.train_examples = Examples(dataset.train, dataset, device, dtype)
+        self.test_examples = Examples(dataset.test, dataset, device, dtype)
+
+    def on_device(self, tree: Tree) -> Tree:
+        """The tree on the engine's device."""
+        return tree_map(lambda tensor: tensor.to(self.device), tree)
+
+    def batch(self, rows: Tensor, crops: Tensor | None = None) -> Batch:
+        """One batch of every client from sample numbers [C, B]; padding is written as ~number."""
+        real = rows >= 0
+        indices = torch.where(real, rows, ~rows).t()
+        drawn = None if crops is None else crops.transpose(0, 1).reshape(-1, 3)
+        x = self.train_examples.inputs(indices.reshape(-1), drawn)
+        x = x.view(*indices.shape, *x.shape[1:])
+        return Batch(x.transpose(0, 1), self.train_examples.labels[indices].t(), real)
+
+    def updates(self, clients: Sequence[int], model: Model, uploads: State, steps: Tensor) -> Updates:
+        """What clients send in, with what the server knows about them."""
+        return Updates(
+            clients=torch.tensor(clients),
+            model=model,
+            uploads=uploads,
+            sizes=torch.from_numpy(self.federation.sizes[list(clients)]).to(self.device),
+            steps=steps,
+            lr=self.training.lr,
+            epochs=self.training.epochs,
+            population=self.federation.clients,
+        )
+
+    def measure(self, updates: Updates, workers: Indices) -> ClassCounts:
+        """Each client's model evaluated by its workers (rows of `workers`) on their own samples."""
+        counts = []
+        for row, nodes in enumerate(workers):
+            params = {name: tensor[row : row + 1] for name, tensor in updates.model.params.items()}
+            buffers = {name: tensor[row : row + 1] for name, tensor in updates.model.buffers.items()}
+            counts.append(self.count_by_node(Model(params, buffers), nodes))
+        return ClassCounts.from_confusion(torch.stack(counts))
+
+    def count_by_node(self, model: Model, nodes: Indices) -> Tensor:
+        """Confusion matrices of one model (client axis of length one) on each node's samples, [nodes, m, m]."""
+        held = [self.federation.indices(node) for node in nodes.tolist()]
+        owners = np.repeat(np.arange(len(nodes)), [len(indices) for indices in held])
+        counts, _ = count_and_loss(
+            self.network,
+            model,
+            self.train_examples,
+            torch.from_numpy(np.concatenate(held)).to(self.device),
+            torch.from_numpy(owners).to(self.device),
+            len(nodes),
+            self.federation.dataset.classes,
+        )
+        return counts
+
+    def evaluate(self, model: Model) -> Evaluation:
+        """The global model on the test set."""
+        indices = torch.arange(len(self.test_examples), device=self.device)
+        counts, loss = count_and_loss(
+            self.network,
+            Model(expand(model.params, 1), expand(model.buffers, 1)),
+            self.test_examples,
+            indices,
+            torch.zeros_like(indices),
+            1,
+            self.federation.dataset.classes,
+        )
+        return Evaluation(counts[0].cpu().numpy(), float(loss))

@@ -1,0 +1,101 @@
+"""Which engine a run gets: the stacked one wherever the model allows it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import nn
+
+from fedsat.algorithms import Algorithm
+from fedsat.data import Federation
+from fedsat.engine.fold import CannotFoldError, FoldedNetwork
+from fedsat.engine.local import LocalTraining
+from fedsat.engine.network import ModuleNetwork
+from fedsat.engine.sequential import SequentialEngine
+from fedsat.engine.stacked import StackedEngine
+from fedsat.engine.steps import StackedNetwork
+from fedsat.engine.vmapped import VmapNetwork
+from fedsat.errors import UsageError
+from fedsat.tree import Tree
+
+EngineName = Literal["auto", "stacked", "sequential"]
+Precision = Literal["float32", "bf16", "float64"]
+"""bf16: products in bf16 where torch's autocast thinks it safe; weights, sums and updates in float32."""
+
+
+def make_engine(
+    name: EngineName,
+    module: nn.Module,
+    federation: Federation,
+    algorithm: Algorithm,
+    training: LocalTraining,
+    device: torch.device,
+    precision: Precision,
+) -> tuple[SequentialEngine | StackedEngine, str]:
+    """The engine asked for, and a word on the choice where a user should know it (else empty)."""
+    half = precision == "bf16"
+    parts = (federation, algorithm, training, device, torch.float64 if precision == "float64" else torch.float32)
+    if name == "sequential":
+        return SequentialEngine(module, *parts, half=half), ""
+    network, why = stacked_network(module, federation.dataset.input_shape, algorithm.uses_features, half)
+    if network is not None:
+        return StackedEngine(network, module, *parts), why
+    if name == "stacked":
+        raise UsageError(f"this model cannot be trained by the stacked engine ({why}); use --engine sequential")
+    return SequentialEngine(module, *parts, half=half), f"clients train one after another: {why}"
+
+
+def stacked_network(
+    module: nn.Module, shape: tuple[int, ...], features: bool, half: bool
+) -> tuple[StackedNetwork | None, str]:
+    """The module for many clients at once: folded, or else by vmap; or None. With the reason, if not folded."""
+    try:
+        if agrees(FoldedNetwork(module, features), module, shape):
+            return FoldedNetwork(module, features, half), ""
+        why = "it mixes channels in a way that folding does not see"
+    except (CannotFoldError, RuntimeError, ValueError, IndexError) as error:
+        why = str(error).partition("\n")[0]
+    try:
+        if agrees(VmapNetwork(module, features), module, shape):
+            return VmapNetwork(module, features, half), f"the model runs by vmap, more slowly than folded ({why})"
+    except (CannotFoldError, RuntimeError, ValueError, IndexError) as error:
+        why = f"{why}; vmap: {str(error).partition(chr(10))[0]}"
+    return None, why
+
+
+def agrees(network: StackedNetwork, module: nn.Module, shape: tuple[int, ...], clients: int = 3) -> bool:
+    """Whether the stacked network gives each of a few clients what the module itself would, and their gradients.
+
+    Probed in evaluation mode, where dropout is still, and in float64, where rounding cannot hide a difference.
+    """
+    reference = ModuleNetwork(module, features=False)
+    draw = torch.Generator().manual_seed(0)
+    params: Tree = {
+        name: torch.randn(clients, *tensor.shape, generator=draw, dtype=torch.float64) * 0.1 + tensor.detach().double()
+        for name, tensor in module.named_parameters()
+    }
+    buffers: Tree = {
+        name: torch.stack([tensor.double() if tensor.is_floating_point() else tensor] * clients)
+        for name, tensor in module.named_buffers()
+    }
+    x = torch.randn(2, clients, *shape, generator=draw, dtype=torch.float64).transpose(0, 1)
+    leaves = {name: tensor.requires_grad_() for name, tensor in params.items()}
+    got = network(leaves, buffers, x).logits
+    wanted = torch.cat([reference(_of(leaves, k), _of(buffers, k), x[k : k + 1]).logits for k in range(clients)])
+    if got.shape != wanted.shape or not torch.allclose(got, wanted, rtol=1e-8, atol=1e-10):
+        return False
+    pull = torch.randn(wanted.shape, generator=draw, dtype=torch.float64)
+    pairs = zip(
+        torch.autograd.grad((got * pull).sum(), list(leaves.values()), allow_unused=True),
+        torch.autograd.grad((wanted * pull).sum(), list(leaves.values()), allow_unused=True),
+        strict=True,
+    )
+    return all(
+        left is right is None or (left is not None and right is not None and torch.allclose(left, right, atol=1e-9))
+        for left, right in pairs
+    )
+
+
+def _of(tree: Tree, client: int) -> Tree:
+    return {name: tensor[client : client + 1] for name, tensor in tree.items()}

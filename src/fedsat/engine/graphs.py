@@ -1,0 +1,133 @@
+"""Steps as CUDA graphs: a step of small networks is hundreds of tiny kernels, recorded once and replayed as one.
+
+A graph reads and writes fixed memory. So the lanes, the received model and the round's table of batches live in
+buffers of their own, a counter on the device picks the batch, and nothing waits for the host within a round.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fedsat.engine.base import BaseEngine
+from fedsat.engine.lanes import Stretch
+from fedsat.engine.steps import Lanes, Plan, StackedNetwork, advance, stepping_task
+from fedsat.tree import State, Tree, tree_map
+
+WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+"""Numbers of lanes that get a graph. A width in between uses the next larger: closed lanes then compute in vain,
+which is cheaper than recording a graph for every width."""
+
+
+class GraphedSteps:
+    """Takes steps by replaying graphs, one for each width and for full or padded batches; kept from round to round."""
+
+    def __init__(self, engine: BaseEngine, network: StackedNetwork) -> None:
+        self._engine, self._network = engine, network
+        self._graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
+        self._lanes: Lanes | None = None
+        self._plan: Plan | None = None
+        self._counter = torch.zeros(1, dtype=torch.int64, device=engine.device)
+
+    def load(self, plan: Plan) -> GraphedSteps:
+        """Make ready for a round; graphs of earlier rounds serve again if the round fits their memory."""
+        if self._plan is None or not _fits(plan, self._plan):
+            self._forget()
+            self._plan = _roomy(plan)
+        _copy(self._plan.start.params, plan.start.params)
+        _copy(self._plan.start.buffers, plan.start.buffers)
+        for name, tree in plan.received.items():
+            _copy(self._plan.received[name], tree)
+        steps, lanes = plan.table.shape[:2]
+        self._plan.table[:steps, :lanes].copy_(plan.table)
+        if plan.crops is not None and self._plan.crops is not None:
+            self._plan.crops[:steps, :lanes].copy_(plan.crops)
+        self._plan = replace(self._plan, partial=plan.partial)
+        self._counter.zero_()
+        return self
+
+    def enter(self, newcomers: Lanes, places: list[int]) -> None:
+        """Seat clients in the given lanes."""
+        if self._lanes is None:
+            assert self._plan is not None
+            self._lanes = _repeated(newcomers, self._plan.table.shape[1])
+        self._lanes.put(places, newcomers)
+
+    def play(self, stretch: Stretch) -> Lanes:
+        """Replay the graphs of a stretch's steps."""
+        assert self._lanes is not None
+        assert self._plan is not None
+        width = min(size for size in (*WIDTHS, self._plan.table.shape[1]) if size >= stretch.width)
+        for step in range(stretch.begin, stretch.end):
+            self._graph(width, bool(self._plan.partial[step, : stretch.width].any())).replay()
+        return self._lanes.take(slice(0, stretch.width))
+
+    def _forget(self) -> None:
+        self._graphs, self._lanes, self._plan = {}, None, None
+
+    def _graph(self, width: int, padded: bool) -> torch.cuda.CUDAGraph:
+        if (width, padded) not in self._graphs:
+            self._graphs[width, padded] = self._record(width, padded)
+        return self._graphs[width, padded]
+
+    def _record(self, width: int, padded: bool) -> torch.cuda.CUDAGraph:
+        """Record one step of the first lanes. A few steps are taken on a copy first, as torch asks for."""
+        assert self._lanes is not None
+        lanes = self._lanes.take(slice(0, width))
+        side = torch.cuda.Stream(self._engine.device)  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream(self._engine.device))
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                self._advance(_repeated(lanes, width), width, padded)
+        torch.cuda.current_stream(self._engine.device).wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            after = Lanes.of(lanes.trees())
+            self._advance(after, width, padded)
+            for name, tree in after.trees().items():
+                _copy(lanes.trees()[name], tree)
+            self._counter.add_(1)
+        return graph
+
+    def _advance(self, lanes: Lanes, width: int, padded: bool) -> None:
+        assert self._plan is not None
+        plan = self._plan
+        rows = plan.table[:, :width].index_select(0, self._counter)[0]
+        crops = None if plan.crops is None else plan.crops[:, :width].index_select(0, self._counter)[0]
+        batch = self._engine.batch(rows, crops)
+        task = stepping_task(self._engine, self._network, plan, lanes)
+        advance(self._engine, self._network, task, lanes, batch, padded)
+
+
+def _fits(plan: Plan, room: Plan) -> bool:
+    return all(needed <= there for needed, there in zip(plan.table.shape, room.table.shape, strict=True))
+
+
+def _roomy(plan: Plan) -> Plan:
+    """Buffers for the plan's tensors, with room for rounds that are half as long again."""
+    steps = plan.table.shape[0] + plan.table.shape[0] // 2
+
+    def longer(tensor: Tensor) -> Tensor:
+        return torch.zeros(steps, *tensor.shape[1:], dtype=tensor.dtype, device=tensor.device)
+
+    def own(tree: Tree) -> Tree:
+        return tree_map(torch.clone, tree)
+
+    received: State = {name: own(tree) for name, tree in plan.received.items()}
+    start = replace(plan.start, params=own(plan.start.params), buffers=own(plan.start.buffers))
+    crops = None if plan.crops is None else longer(plan.crops)
+    return Plan(start, received, longer(plan.table), crops, plan.partial)
+
+
+def _repeated(lanes: Lanes, count: int) -> Lanes:
+    """Lanes in memory of their own, `count` of them, made by repeating the given ones."""
+    places = [place % len(lanes.class_counts) for place in range(count)]
+    return lanes.take(places)
+
+
+def _copy(into: Tree, tree: Tree) -> None:
+    for name, tensor in tree.items():
+        if tensor.data_ptr() != into[name].data_ptr():
+            into[name].copy_(tensor)

@@ -1,0 +1,197 @@
+"""The stacked engine: all clients of a round in one step, on a CPU or a GPU.
+
+It computes what the sequential engine computes. Clients sit in lanes (see `lanes`); their weights are stacked
+and the network is folded (see `fold`), so that a step of many clients costs little more than a step of one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedsat.algorithms import Algorithm, Batch, LocalResult, Model, Server, Task
+from fedsat.data import Federation
+from fedsat.engine.base import BaseEngine
+from fedsat.engine.capacity import lanes_that_fit
+from fedsat.engine.examples import PAD
+from fedsat.engine.graphs import GraphedSteps
+from fedsat.engine.lanes import Seat, batch_rows, lane_table, seat_clients, stretches
+from fedsat.engine.local import LocalTraining, TrainedRound, check_finite, new_meters
+from fedsat.engine.steps import EagerSteps, Lanes, Plan, StackedNetwork, Steps, stepping_task
+from fedsat.sampling import Indices, batch_order, crops_and_flips, generator
+from fedsat.tree import State, Tree, concatenate, expand, tree_map
+
+logger = logging.getLogger(__name__)
+
+
+class StackedEngine(BaseEngine):
+    """Trains the clients of a round side by side; `lanes` is how many at once at most."""
+
+    def __init__(
+        self,
+        network: StackedNetwork,
+        module: nn.Module,
+        federation: Federation,
+        algorithm: Algorithm,
+        training: LocalTraining,
+        device: torch.device,
+        dtype: torch.dtype,
+        lanes: int | None = None,
+    ) -> None:
+        super().__init__(network, module, federation, algorithm, training, device, dtype)
+        self.stacked = network
+        fitting = lanes_that_fit(module, federation.dataset.input_shape, training.batch_size, device)
+        self.lanes = lanes or fitting
+        self._graphed = GraphedSteps(self, network) if device.type == "cuda" else None
+
+    def train(self, server: Server, clients: Indices, states: dict[int, State], round_number: int) -> TrainedRound:
+        """Local training of the called clients, side by side."""
+        with torch.random.fork_rng(devices=[] if self.device.type == "cpu" else [self.device]):
+            # Only a user's dropout draws from torch's global generator, which is put back as it was.
+            torch.manual_seed(int(generator(self.training.seed, "dropout", round_number).integers(2**62)))
+            return self._train_in_memory(server, clients, states, round_number)
+
+    def _train_in_memory(
+        self, server: Server, clients: Indices, states: dict[int, State], round_number: int
+    ) -> TrainedRound:
+        """Train with as many lanes as fit; running out of the GPU's memory halves them and begins the round again."""
+        while True:
+            try:
+                with torch.backends.cudnn.flags(benchmark=True):
+                    return Round(self, server, clients, states, round_number).train()
+            except torch.cuda.OutOfMemoryError:
+                lanes = min(self.lanes, len(clients))
+                if lanes == 1 or self._graphed is None:
+                    raise
+                self.lanes = lanes // 2
+                self._graphed = GraphedSteps(self, self.stacked)
+            torch.cuda.empty_cache()
+            logger.warning(
+                "round %d: out of GPU memory with %d lanes; going on with %d", round_number, lanes, self.lanes
+            )
+
+    def steps(self, plan: Plan) -> Steps:
+        """What takes the steps of a round: recorded graphs on a GPU."""
+        return EagerSteps(self, self.stacked, plan) if self._graphed is None else self._graphed.load(plan)
+
+
+class Round:
+    """The local training of one round."""
+
+    def __init__(
+        self, engine: StackedEngine, server: Server, clients: Indices, states: dict[int, State], number: int
+    ) -> None:
+        self.engine, self.server, self.clients, self.states, self.number = engine, server, clients, states, number
+        training, federation = engine.training, engine.federation
+        held = [federation.indices(client) for client in clients.tolist()]
+        orders = [
+            batch_order(training.seed, number, client, len(own), training.epochs)
+            for client, own in zip(clients.tolist(), held, strict=True)
+        ]
+        rows = [batch_rows(own[order], training.batch_size) for own, order in zip(held, orders, strict=True)]
+        self.steps = [len(batches) for batches in rows]
+        self.seats = seat_clients(self.steps, engine.lanes)
+        self.plan = Plan(
+            start=server.model,
+            received=engine.algorithm.broadcast(server),
+            table=torch.from_numpy(lane_table(self.seats, rows, -1)).to(engine.device),
+            crops=self._crops(held) if training.augment else None,
+            partial=lane_table(self.seats, [np.any(own < 0, axis=1, keepdims=True) for own in rows], 0)[..., 0],
+        )
+
+    def _crops(self, held: Sequence[Indices]) -> Tensor:
+        training, rows = self.engine.training, []
+        for client, own in zip(self.clients.tolist(), held, strict=True):
+            drawn = crops_and_flips(training.seed, self.number, client, len(own), training.epochs, PAD)
+            places = batch_rows(np.arange(drawn[..., 0].size).reshape(training.epochs, -1), training.batch_size)
+            rows.append(drawn.reshape(-1, 3)[places.clip(min=0)])
+        return torch.from_numpy(lane_table(self.seats, rows, 0)).to(self.engine.device)
+
+    def train(self) -> TrainedRound:
+        """Play all stretches and gather what the clients made of it."""
+        steps = self.engine.steps(self.plan)
+        groups: list[TrainedRound] = []
+        places: list[int] = []
+        for stretch in stretches(self.seats):
+            if stretch.entering:
+                newcomers = self._begin([seat.client for seat in stretch.entering])
+                steps.enter(newcomers, [seat.lane for seat in stretch.entering])
+            groups.append(self._end(steps.play(stretch), stretch.leaving))
+            places += [seat.client for seat in stretch.leaving]
+        trained = TrainedRound.of(groups).take(np.argsort(places).tolist())
+        check_finite(trained, self.number)
+        return trained
+
+    def _task(self, lanes: Lanes, places: Sequence[int] = ()) -> Task:
+        task = stepping_task(self.engine, self.engine.stacked, self.plan, lanes)
+        return replace(task, examples=lambda: self._one_pass(places))
+
+    def _begin(self, places: list[int]) -> Lanes:
+        """Clients before their first step."""
+        engine, algorithm, count = self.engine, self.engine.algorithm, len(places)
+        clients = self.clients[places]
+        device = engine.device
+        empty = Lanes(
+            params=_owned(expand(self.server.model.params, count)),
+            buffers=_owned(expand(self.server.model.buffers, count)),
+            carry={},
+            costs={},
+            meters=new_meters(count, device),
+            state=self._states(clients),
+            class_counts=torch.from_numpy(engine.federation.class_counts[clients]).to(device),
+        )
+        with torch.no_grad():
+            task = self._task(empty, places)
+            empty.carry = {name: _owned(tree) for name, tree in algorithm.begin(task).items()}
+            empty.costs = _owned(algorithm.objective.begin(task, empty.state["objective"]))
+        return empty
+
+    def _states(self, clients: Indices) -> State:
+        """What the clients kept, stacked; newcomers start from the method's initial state."""
+        algorithm = self.engine.algorithm
+        kept = [self.states.get(client) for client in clients.tolist()]
+        fresh: State = {}
+        if any(state is None for state in kept):
+            initial = algorithm.initial_client_state(self.server.model)
+            initial["objective"] = algorithm.objective.initial_state(self.engine.federation.dataset.classes)
+            fresh = {name: expand(self.engine.on_device(tree), 1) for name, tree in initial.items()}
+        filled = [fresh if state is None else state for state in kept]
+        return {name: concatenate([state[name] for state in filled]) for name in filled[0]}
+
+    def _one_pass(self, places: Sequence[int]) -> Iterator[Batch]:
+        """One pass over the samples of some clients, padded to the largest of them."""
+        engine = self.engine
+        rows = [
+            batch_rows(engine.federation.indices(client)[None], engine.training.batch_size)
+            for client in self.clients[list(places)].tolist()
+        ]
+        seats = [Seat(place, place, 0, len(own)) for place, own in enumerate(rows)]
+        for batch in torch.from_numpy(lane_table(seats, rows, -1)).to(engine.device):
+            yield engine.batch(batch, None)
+
+    def _end(self, lanes: Lanes, leaving: Sequence[Seat]) -> TrainedRound:
+        """What the clients that are done bring back."""
+        engine, algorithm = self.engine, self.engine.algorithm
+        done = lanes.take([seat.lane for seat in leaving])
+        steps = torch.tensor([seat.end - seat.begin for seat in leaving], device=engine.device)
+        with torch.no_grad():
+            state, upload = algorithm.end(self._task(done), done.carry, LocalResult(done.params, done.buffers, steps))
+        state = {**state, "objective": algorithm.objective.end(done.costs)}
+        each = [{name: _slice(tree, place) for name, tree in state.items()} for place in range(len(leaving))]
+        clients = self.clients[[seat.client for seat in leaving]].tolist()
+        return TrainedRound(engine.updates(clients, Model(done.params, done.buffers), upload, steps), each, done.meters)
+
+
+def _slice(tree: Tree, place: int) -> Tree:
+    """One client's part of a stacked tree, in memory of its own: it outlives the round."""
+    return tree_map(lambda tensor: tensor[place : place + 1].clone(), tree)
+
+
+def _owned(tree: Tree) -> Tree:
+    """The tree in memory of its own, so that lanes can be written to one by one."""
+    return tree_map(lambda tensor: tensor.clone(memory_format=torch.contiguous_format), tree)

@@ -1,0 +1,151 @@
+"""The steps of many clients at once: what changes from step to step, and one step of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedsat.algorithms import Batch, Model, Network, Outputs, Task
+from fedsat.engine.base import BaseEngine
+from fedsat.engine.lanes import Stretch
+from fedsat.engine.local import meter
+from fedsat.tree import State, Tree, tree_map
+
+
+class StackedNetwork(Network, Protocol):
+    """The networks of many clients as one function of stacked weights."""
+
+    def train(self, params: Tree, buffers: Tree, x: Tensor, real: Tensor | None) -> Outputs:
+        """Training mode; running statistics in `buffers` move on. `real` marks padding, if there is any."""
+
+
+@dataclass
+class Lanes:
+    """The clients in training: everything that changes from step to step, stacked over the lanes."""
+
+    params: Tree
+    buffers: Tree
+    carry: State
+    costs: Tree
+    """The objective's carry."""
+    meters: Tree
+    state: State
+    """What the clients kept from earlier rounds; constant."""
+    class_counts: Tensor
+
+    def trees(self) -> State:
+        """All of it as named trees."""
+        named = {"params": self.params, "buffers": self.buffers, "costs": self.costs, "meters": self.meters}
+        named["class_counts"] = {"": self.class_counts}
+        named |= {f"carry/{name}": tree for name, tree in self.carry.items()}
+        return named | {f"state/{name}": tree for name, tree in self.state.items()}
+
+    @staticmethod
+    def of(trees: State) -> Lanes:
+        """The inverse of `trees`."""
+
+        def group(prefix: str) -> State:
+            return {name.removeprefix(prefix): tree for name, tree in trees.items() if name.startswith(prefix)}
+
+        counts = trees["class_counts"][""]
+        plain = (trees[name] for name in ("params", "buffers", "costs", "meters"))
+        params, buffers, costs, meters = plain
+        return Lanes(params, buffers, group("carry/"), costs, meters, group("state/"), counts)
+
+    def take(self, lanes: slice | list[int]) -> Lanes:
+        """Some of the lanes; views for a slice."""
+        return Lanes.of({name: tree_map(lambda tensor: tensor[lanes], tree) for name, tree in self.trees().items()})
+
+    def put(self, lanes: list[int], others: Lanes) -> None:
+        """Write other clients into some of the lanes."""
+        mine, theirs = self.trees(), others.trees()
+        for name, tree in mine.items():
+            for key, tensor in tree.items():
+                tensor[lanes] = theirs[name][key]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What every lane does at every step of a round."""
+
+    start: Model
+    received: State
+    table: Tensor
+    """Sample numbers, [steps, L, B]; see `lanes.batch_rows` on padding."""
+    crops: Tensor | None
+    """Augmentation of each sample, [steps, L, B, 3]."""
+    partial: NDArray[np.bool_]
+    """Whether a lane's batch has padding, [steps, L]; on the host, where the kind of step is chosen."""
+
+
+class Steps(Protocol):
+    """Takes the steps of a round, eagerly or by recorded graphs."""
+
+    def enter(self, newcomers: Lanes, places: list[int]) -> None:
+        """Seat clients in the given lanes."""
+
+    def play(self, stretch: Stretch) -> Lanes:
+        """Take the steps of a stretch; returns the lanes as they stand after it."""
+
+
+class EagerSteps:
+    """Takes each step operation by operation."""
+
+    def __init__(self, engine: BaseEngine, network: StackedNetwork, plan: Plan) -> None:
+        self._engine, self._network, self._plan = engine, network, plan
+        self._lanes: Lanes | None = None
+
+    def enter(self, newcomers: Lanes, places: list[int]) -> None:
+        """Seat clients in the given lanes; the first to come fill all of them."""
+        if self._lanes is None:
+            self._lanes = newcomers
+        else:
+            self._lanes.put(places, newcomers)
+
+    def play(self, stretch: Stretch) -> Lanes:
+        """Take the steps of a stretch; lanes that closed before are left behind."""
+        if self._lanes is None:
+            raise AssertionError("no client has entered")
+        engine, plan, width = self._engine, self._plan, stretch.width
+        self._lanes = lanes = self._lanes.take(slice(0, width))
+        task = stepping_task(engine, self._network, plan, lanes)
+        for step in range(stretch.begin, stretch.end):
+            crops = None if plan.crops is None else plan.crops[step, :width]
+            batch = engine.batch(plan.table[step, :width], crops)
+            advance(engine, self._network, task, lanes, batch, bool(plan.partial[step, :width].any()))
+        return lanes
+
+
+def stepping_task(engine: BaseEngine, network: StackedNetwork, plan: Plan, lanes: Lanes) -> Task:
+    """The task as methods see it in their steps."""
+    return Task(
+        start=plan.start,
+        received=plan.received,
+        state=lanes.state,
+        class_counts=lanes.class_counts,
+        lr=engine.training.lr,
+        epochs=engine.training.epochs,
+        network=network,
+        examples=lambda: iter(()),
+    )
+
+
+def advance(engine: BaseEngine, network: StackedNetwork, task: Task, lanes: Lanes, batch: Batch, padded: bool) -> None:
+    """One step of local training of all lanes: the stacked counterpart of the sequential engine's inner loop."""
+    algorithm = engine.algorithm
+    leaves = {name: tensor.detach().requires_grad_() for name, tensor in lanes.params.items()}
+    outputs = network.train(leaves, lanes.buffers, batch.x, batch.real if padded else None)
+    losses, lanes.costs = algorithm.objective.loss(lanes.costs, outputs, batch)
+    penalty = algorithm.penalty(task, lanes.carry, outputs, batch)
+    if penalty is not None:
+        losses = losses + penalty
+    means = torch.where(batch.real, losses, 0).sum(1) / batch.real.sum(1) if padded else losses.mean(1)
+    grads = dict(zip(leaves, torch.autograd.grad(means.sum(), list(leaves.values())), strict=True))
+    with torch.no_grad():
+        lanes.params, lanes.carry = algorithm.step(task, lanes.carry, lanes.params, grads)
+        lanes.meters = meter(lanes.meters, means.detach())

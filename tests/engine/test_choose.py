@@ -1,0 +1,136 @@
+"""Which engine a model gets: folded where the probe agrees, else vmap, else one client after another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedsat
+from federations import make_engine, tiny_dataset
+from fedsat.algorithms import FedAvg, FedSat
+from fedsat.data import Federation
+from fedsat.engine import Calls, LocalTraining, SequentialEngine, StackedEngine, play_round, start
+from fedsat.engine import make_engine as choose_engine
+from fedsat.engine.fold import FoldedNetwork
+from fedsat.engine.vmapped import VmapNetwork
+
+
+class Scaled(nn.Module):
+    """Has a parameter of its own: cannot be folded, but vmap can map it."""
+
+    def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(input_shape[0], classes)
+        self.scale = nn.Parameter(torch.ones(classes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.layer(x) * self.scale
+        return logits
+
+
+class Mixing(nn.Module):
+    """Takes a softmax over the channels: folding would run it over all clients at once; only the probe notices."""
+
+    def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(input_shape[0], 7), nn.Linear(7, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.second(torch.softmax(self.first(x), dim=1))
+        return logits
+
+
+class Branching(nn.Module):
+    """Decides by its values: neither folding nor vmap can follow."""
+
+    def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(input_shape[0], classes)
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.layer(x) * self.scale
+        return logits if logits.sum().item() > 0 else 2 * logits
+
+
+def choose(module: type[nn.Module], name: Any = "auto") -> tuple[Any, str]:
+    dataset = tiny_dataset()
+    federation = Federation.build(dataset, "ls", 6, 3)
+    training = LocalTraining(2, 4, 0.1, False, 3)
+    made = module(dataset.input_shape, dataset.classes)  # type: ignore[call-arg]
+    return choose_engine(name, made, federation, FedSat(), training, torch.device("cpu"), "float64")
+
+
+def test_usual_layers_fold() -> None:
+    engine, note = choose(fedsat.models.MLP)
+    assert isinstance(engine, StackedEngine)
+    assert isinstance(engine.stacked, FoldedNetwork)
+    assert note == ""
+
+
+@pytest.mark.parametrize("module", [Scaled, Mixing])
+def test_what_does_not_fold_runs_by_vmap_and_equals_the_sequential_engine(module: type[nn.Module]) -> None:
+    engine, note = choose(module)
+    assert isinstance(engine.stacked, VmapNetwork)
+    assert "vmap" in note
+    path = f"test_choose:{module.__name__}"
+    results = []
+    for made in (make_engine(FedSat(), model=path), make_engine(FedSat(), model=path, engine=vmapped)):
+        training = start(made)
+        for _ in range(2):
+            play_round(made, training, Calls(3, 2, 3))
+        results.append(training.server.model.params)
+    for name, tensor in results[0].items():
+        torch.testing.assert_close(tensor, results[1][name], rtol=0, atol=1e-9)
+
+
+def vmapped(module: nn.Module, federation: Federation, *rest: Any) -> StackedEngine:
+    return StackedEngine(VmapNetwork(module, False), module, federation, *rest)
+
+
+def test_what_neither_can_do_runs_sequentially_and_says_so() -> None:
+    engine, note = choose(Branching)
+    assert isinstance(engine, SequentialEngine)
+    assert note.startswith("clients train one after another")
+    with pytest.raises(fedsat.UsageError, match="--engine sequential"):
+        choose(Branching, "stacked")
+
+
+def test_sequential_on_request() -> None:
+    engine, note = choose(fedsat.models.MLP, "sequential")
+    assert isinstance(engine, SequentialEngine)
+    assert note == ""
+
+
+def test_dropout_in_lanes_repeats() -> None:
+    first, again = (
+        fedsat.run(clients=20, per_round=4, rounds=2, epochs=1, model="test_choose:Dropping", algorithm="fedavg")
+        for _ in range(2)
+    )
+    assert first.metrics[-1]["test_loss"] == again.metrics[-1]["test_loss"]
+
+
+class Dropping(nn.Module):
+    """A user's network with dropout."""
+
+    def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        size = input_shape[0] * input_shape[1] * input_shape[2]
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(size, 8), nn.Dropout(0.5), nn.Linear(8, classes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.layers(x)
+        return logits
+
+
+def test_bf16_stays_near_float32() -> None:
+    runs = [
+        fedsat.run(clients=20, per_round=4, rounds=3, epochs=1, lr=0.05, algorithm=FedAvg(), precision=precision)
+        for precision in ("float32", "bf16")
+    ]
+    losses = [run.metrics[-1]["test_loss"] for run in runs]
+    assert losses[0] != losses[1]
+    assert losses[0] == pytest.approx(losses[1], rel=0.02)
