@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 import numpy as np
 import torch
@@ -17,6 +18,12 @@ from fedsat.engine.network import initial_weights
 from fedsat.metrics import ClassCounts, Evaluation
 from fedsat.sampling import Indices
 from fedsat.tree import State, Tree, expand, tree_map
+
+
+def tuned_kernels() -> AbstractContextManager[None]:
+    """Let cuDNN try its kernels on each new shape and keep the fastest: shapes here are few and come back often."""
+    tf32 = torch.backends.cudnn.allow_tf32
+    return torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=tf32)
 
 
 class BaseEngine:
@@ -81,27 +88,29 @@ class BaseEngine:
         """Confusion matrices of one model (client axis of length one) on each node's samples, [nodes, m, m]."""
         held = [self.federation.indices(node) for node in nodes.tolist()]
         owners = np.repeat(np.arange(len(nodes)), [len(indices) for indices in held])
-        counts, _ = count_and_loss(
-            self.network,
-            model,
-            self.train_examples,
-            torch.from_numpy(np.concatenate(held)).to(self.device),
-            torch.from_numpy(owners).to(self.device),
-            len(nodes),
-            self.federation.dataset.classes,
-        )
+        with tuned_kernels():
+            counts, _ = count_and_loss(
+                self.network,
+                model,
+                self.train_examples,
+                torch.from_numpy(np.concatenate(held)).to(self.device),
+                torch.from_numpy(owners).to(self.device),
+                len(nodes),
+                self.federation.dataset.classes,
+            )
         return counts
 
     def evaluate(self, model: Model) -> Evaluation:
         """The global model on the test set."""
         indices = torch.arange(len(self.test_examples), device=self.device)
-        counts, loss = count_and_loss(
-            self.network,
-            Model(expand(model.params, 1), expand(model.buffers, 1)),
-            self.test_examples,
-            indices,
-            torch.zeros_like(indices),
-            1,
-            self.federation.dataset.classes,
-        )
+        with tuned_kernels():
+            counts, loss = count_and_loss(
+                self.network,
+                Model(expand(model.params, 1), expand(model.buffers, 1)),
+                self.test_examples,
+                indices,
+                torch.zeros_like(indices),
+                1,
+                self.federation.dataset.classes,
+            )
         return Evaluation(counts[0].cpu().numpy(), float(loss))

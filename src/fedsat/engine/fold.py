@@ -113,9 +113,9 @@ class FoldedBatchNorm(nn.modules.batchnorm._BatchNorm):
         del input
 
     def forward(self, input: Tensor) -> Tensor:
-        """As torch's; a client with a single sample uses its running statistics, as the sequential engine does."""
+        """As torch's; a single value per channel is normalised by running statistics, as in `CarefulBatchNorm`."""
         weight, bias = (None, None) if self.weight is None else (self.weight.flatten(), self.bias.flatten())
-        if not self.training:
+        if not self.training or input.numel() == input.shape[1]:
             mean, var = self._running()
             return functional.batch_norm(input, mean, var, weight, bias, False, 0.0, self.eps)
         if self.padding.real is not None:
@@ -146,7 +146,7 @@ class FoldedBatchNorm(nn.modules.batchnorm._BatchNorm):
         var = ((shaped - mean).square() * mask).sum((0, 3), keepdim=True) / count
         running_mean, running_var = self.running_mean, self.running_var
         if running_mean is not None and running_var is not None:
-            alone = real.sum(1) == 1
+            alone = count.view(clients) == 1
             single = alone.view(1, clients, 1, 1)
             mean = torch.where(single, running_mean.view(1, clients, -1, 1), mean)
             var = torch.where(single, running_var.view(1, clients, -1, 1), var)

@@ -113,7 +113,7 @@ def _roomy(plan: Plan) -> Plan:
         return torch.zeros(steps, *tensor.shape[1:], dtype=tensor.dtype, device=tensor.device)
 
     def own(tree: Tree) -> Tree:
-        return tree_map(torch.clone, tree)
+        return tree_map(in_tap_order, tree)
 
     received: State = {name: own(tree) for name, tree in plan.received.items()}
     start = replace(plan.start, params=own(plan.start.params), buffers=own(plan.start.buffers))
@@ -123,8 +123,21 @@ def _roomy(plan: Plan) -> Plan:
 
 def _repeated(lanes: Lanes, count: int) -> Lanes:
     """Lanes in memory of their own, `count` of them, made by repeating the given ones."""
-    places = [place % len(lanes.class_counts) for place in range(count)]
-    return lanes.take(places)
+    copies = lanes.take([place % len(lanes.class_counts) for place in range(count)])
+    return Lanes.of({name: tree_map(in_tap_order, tree) for name, tree in copies.trees().items()})
+
+
+def in_tap_order(tensor: Tensor) -> Tensor:
+    """A copy whose convolution weights, [S, out, in, k, k] or without S, lie in memory as [S, k, k, in, out].
+
+    That is how the kernels read weights and write their gradients. As long as all operands lie alike, torch updates
+    weights in one straight pass and casts them without turning them round.
+    """
+    if tensor.dim() not in (4, 5):
+        return tensor.clone()
+    *lead, out, into, down, right = range(tensor.dim())
+    turned = tensor.permute(*lead, down, right, into, out).contiguous()
+    return turned.permute(*lead, -1 + tensor.dim(), -2 + tensor.dim(), len(lead), len(lead) + 1)
 
 
 def _copy(into: Tree, tree: Tree) -> None:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn import functional
 
 from fedsat.algorithms import Model, Outputs
 from fedsat.errors import UsageError
@@ -23,8 +24,7 @@ class ModuleNetwork:
     """
 
     def __init__(self, module: nn.Module, features: bool, half: bool = False) -> None:
-        self._training = copy.deepcopy(module).train()
-        self._training_alone = _with_frozen_statistics(self._training)
+        self._training = _careful(module).train()
         self._evaluating = copy.deepcopy(module).eval()
         self._features, self._half = features, half
 
@@ -33,12 +33,8 @@ class ModuleNetwork:
         return self._run(self._evaluating, _first(params), _first(buffers), x[0])
 
     def train(self, params: Tree, buffers: Tree, x: Tensor) -> Outputs:
-        """Training mode with the weights of one client (no client axis); running statistics in `buffers` move on.
-
-        A batch of a single sample has no statistics worth the name (with flat features none at all): BatchNorm
-        then uses its running statistics and leaves them as they are.
-        """
-        return self._run(self._training if len(x) > 1 else self._training_alone, params, buffers, x)
+        """Training mode with the weights of one client (no client axis); running statistics in `buffers` move on."""
+        return self._run(self._training, params, buffers, x)
 
     def _run(self, module: nn.Module, params: Tree, buffers: Tree, x: Tensor) -> Outputs:
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self._half):
@@ -49,11 +45,28 @@ class ModuleNetwork:
         return Outputs(logits.unsqueeze(0).to(x.dtype), seen[0].unsqueeze(0).to(x.dtype))
 
 
-def _with_frozen_statistics(module: nn.Module) -> nn.Module:
+class CarefulBatchNorm(nn.modules.batchnorm._BatchNorm):
+    """BatchNorm that takes a batch with a single value per channel, which has no statistics.
+
+    It then uses its running statistics and leaves them as they are, where torch's own would refuse.
+    """
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        del input  # checked by the class that the layer had before
+
+    def forward(self, input: Tensor) -> Tensor:
+        """As torch's, but for a single value per channel."""
+        if self.training and input.numel() == input.shape[1]:
+            statistics = self.running_mean, self.running_var
+            return functional.batch_norm(input, *statistics, self.weight, self.bias, False, 0.0, self.eps)
+        return super().forward(input)
+
+
+def _careful(module: nn.Module) -> nn.Module:
     module = copy.deepcopy(module)
     for layer in module.modules():
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
-            layer.eval()
+        if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
+            layer.__class__ = CarefulBatchNorm  # type: ignore[assignment]
     return module
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedsat.algorithms import Algorithm, Batch, LocalResult, Model, Server, Task
 from fedsat.data import Federation
-from fedsat.engine.base import BaseEngine
+from fedsat.engine.base import BaseEngine, tuned_kernels
 from fedsat.engine.capacity import lanes_that_fit
 from fedsat.engine.examples import PAD
 from fedsat.engine.graphs import GraphedSteps
@@ -62,7 +62,7 @@ class StackedEngine(BaseEngine):
         """Train with as many lanes as fit; running out of the GPU's memory halves them and begins the round again."""
         while True:
             try:
-                with torch.backends.cudnn.flags(benchmark=True):
+                with tuned_kernels():
                     return Round(self, server, clients, states, round_number).train()
             except torch.cuda.OutOfMemoryError:
                 lanes = min(self.lanes, len(clients))
