@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # The stamp carries the pins: changing them or pyproject.toml installs again.
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test check format clean
+.PHONY: install demo test check format bench clean
 
 install: $(STAMP)
 
@@ -15,7 +15,7 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 demo: $(STAMP)
-	$(BIN)/fedsat compare --algorithms fedavg,fedsat --out runs/demo
+	$(BIN)/fedsat compare --algorithms fedavg,scaffold,fedsat --target 85 --out runs/demo
 
 test: $(STAMP)
 	$(BIN)/python -m pytest
@@ -28,6 +28,9 @@ check: $(STAMP)
 format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+bench: $(STAMP)
+	$(BIN)/python benchmarks/engines.py
 
 clean:
 	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache src/*.egg-info

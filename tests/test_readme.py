@@ -1,0 +1,42 @@
+"""What the README shows works as it stands."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedsat
+from fedsat.algorithms import algorithms
+
+README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+
+
+def test_five_lines_of_python(capsys: pytest.CaptureFixture[str]) -> None:
+    code = next(block for block in BLOCKS if "import fedsat\n" in block)
+    exec(code.replace("rounds=30", "rounds=2"), {})
+    accuracy, worst, lowest = map(float, capsys.readouterr().out.splitlines()[0].split())
+    assert 0 < accuracy < 1
+    assert 0 <= worst <= accuracy
+    assert 0 <= lowest <= 1
+
+
+def test_a_method_of_your_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.py").write_text(next(block for block in BLOCKS if "class Clipped" in block))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    settings: dict[str, Any] = {"clients": 20, "per_round": 4, "rounds": 2, "epochs": 1}
+    losses = {}
+    for engine in ("stacked", "sequential"):
+        run = fedsat.run(**settings, algorithm="mine:Clipped", longest=0.01, engine=engine)
+        losses[engine] = run.metrics[-1]["test_loss"]
+    assert losses["stacked"] == pytest.approx(losses["sequential"], rel=1e-5)
+    assert losses["stacked"] > fedsat.run(**settings, algorithm="fedavg").metrics[-1]["test_loss"]
+
+
+def test_every_method_is_in_the_table() -> None:
+    assert all(f"| `{name}` |" in README for name in algorithms)
