@@ -39,7 +39,8 @@ def test_counting() -> None:
 
 def test_rounds_to_target_must_hold() -> None:
     rounds = [1, 2, 3, 4, 5, 6]
-    # Running means of three: 0.9, 0.5, 0.4, 0.4, 0.7, 0.8 — the lucky first round does not count.
+    # Running means of three from round 3 on: 0.4, 0.4, 0.7, 0.8: the lucky first round does not count.
     accuracy = [0.9, 0.1, 0.2, 0.9, 1.0, 0.5]
     assert rounds_to_target(rounds, accuracy, 0.7) == 5
     assert rounds_to_target(rounds, accuracy, 0.95) is None
+    assert rounds_to_target([1, 2], [1.0, 1.0], 0.5) is None  # too few to tell

@@ -13,6 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedsat.errors import DataError
+
 Floats = NDArray[np.float64]
 
 
@@ -87,17 +89,18 @@ def share(part: NDArray[Any], whole: NDArray[Any]) -> Floats:
 def spread(values: Floats) -> dict[str, float]:
     """The lowest, 10th percentile, median and highest of clients' accuracies."""
     known = values[~np.isnan(values)]
+    if not len(known):
+        raise DataError("no client holds a class that the test set has, so no client's accuracy can be told")
     low, tenth, median, high = np.percentile(known, [0, 10, 50, 100])
     return {"min": float(low), "p10": float(tenth), "median": float(median), "max": float(high)}
 
 
 def rounds_to_target(rounds: list[int], accuracy: list[float], target: float) -> int | None:
     """The first round from which a running mean of three evaluations stays at or above `target` (SPEC §9)."""
-    means = [float(np.mean(accuracy[max(0, i - 2) : i + 1])) for i in range(len(accuracy))]
     reached = None
-    for number, mean in zip(rounds, means, strict=True):
-        if mean < target:
+    for place in range(2, len(accuracy)):
+        if float(np.mean(accuracy[place - 2 : place + 1])) < target:
             reached = None
         elif reached is None:
-            reached = number
+            reached = rounds[place]
     return reached

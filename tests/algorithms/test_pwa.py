@@ -112,9 +112,9 @@ def test_perfect_clients_are_finite_and_equal() -> None:
 
 
 def test_a_perfect_client_beside_another_is_finite() -> None:
-    # B is perfect: ΣE floors at α = 0.3, ΣT−ΣTP at 1. Priority class 1 (score 0.38 against 0.275).
+    # B is perfect: ΣE floors at α + β = 0.5, ΣT−ΣTP at 1. Priority class 1 (score 0.38 against 0.275).
     given = counts([PREDICTED[0], [10, 10]], [CORRECT[0], [10, 10]], LABELS)
-    a, b = 1.3 * 13 / 0.655 * 5 / 7, 2 * 20 / 0.3 * 10 / 1
+    a, b = 1.3 * 13 / 0.655 * 5 / 7, 2 * 20 / 0.5 * 10 / 1
     got = weigh(given, weights="product", priority="hard", min_effective=0)
     assert got.tolist() == pytest.approx([a / (a + b), b / (a + b)])
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from federations import make_engine, tiny_dataset
-from fedsat.algorithms import Batch, FedAvg, FedSat, Outputs, Task
+from fedsat.algorithms import Batch, FedAvg, FedSat, Outputs, Server, Task, Updates
 from fedsat.algorithms.base import Algorithm
 from fedsat.algorithms.weighting import Uniform
 from fedsat.data import Dataset, Split
@@ -208,3 +210,42 @@ def test_training_learns() -> None:
         after = engine.evaluate(training.server.model)
         assert after.loss < before.loss
         assert after.accuracy > before.accuracy
+
+
+class Tempered(nn.Module):
+    """A frozen first layer, and a temperature without axes."""
+
+    def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.fixed = nn.Linear(input_shape[0], 7).requires_grad_(False)
+        self.layer = nn.Linear(7, classes)
+        self.temperature = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.layer(torch.tanh(self.fixed(x))) / self.temperature
+        return logits
+
+
+def test_frozen_parameters_stay_and_scalars_train() -> None:
+    engine = make_engine(FedSat(), model="test_sequential:Tempered")
+    training = start(engine)
+    before = engine.initial_model
+    for _ in range(2):
+        play_round(engine, training, CALLS)
+    after = training.server.model
+    assert torch.equal(after.buffers["fixed.weight"], before.buffers["fixed.weight"])
+    assert not torch.equal(after.params["temperature"], before.params["temperature"])
+
+
+def test_an_aggregate_that_is_not_finite_is_refused() -> None:
+    class Exploding(FedAvg):
+        def aggregate(self, server: Server, updates: Updates, weights: Tensor) -> Server:
+            moved = super().aggregate(server, updates, weights)
+            return replace(moved, memory={"momentum": {"w": torch.tensor([torch.inf])}})
+
+    engine = make_engine(Exploding())
+    training = start(engine)
+    with pytest.raises(TrainingError, match="round 1: the aggregate is not finite"):
+        play_round(engine, training, CALLS)
+    assert training.rounds == 0
+    assert training.states == {}

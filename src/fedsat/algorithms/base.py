@@ -215,10 +215,13 @@ def gradient(costs: Tensor, params: Tree) -> Tree:
 
 
 def average_buffers(buffers: Tree, weights: Tensor) -> Tree:
-    """Floating buffers averaged; whole-number counters take the maximum."""
+    """Floating buffers averaged; whole-number counters take the maximum.
+
+    The mean is taken around the first client's, so that what all clients share stays as it is to the last bit.
+    """
     floats = {name: tensor for name, tensor in buffers.items() if tensor.is_floating_point()}
-    means = weighted_sum(floats, weights)
-    return {name: means[name] if name in means else tensor.amax(0) for name, tensor in buffers.items()}
+    offsets = weighted_sum(tree_map(lambda tensor: tensor - tensor[0], floats), weights)
+    return {name: tensor[0] + offsets[name] if name in offsets else tensor.amax(0) for name, tensor in buffers.items()}
 
 
 algorithms: Registry[Algorithm] = Registry("algorithm", Algorithm)

@@ -41,7 +41,7 @@ class FedLADA(Algorithm):
     alpha: Annotated[float, Option("α, share of the local adaptive direction", above=0, at_most=1)] = 0.1
     beta1: Annotated[float, Option("β₁, memory of the first moment", at_least=0, below=1)] = 0.9
     beta2: Annotated[float, Option("β₂, memory of the second moment", at_least=0, at_most=1)] = 0.99
-    epsilon: Annotated[float, Option("ε, the second moment starts at ε²", above=0)] = 1e-8
+    epsilon: Annotated[float, Option("ε, the second moment starts at ε²", at_least=1e-18)] = 1e-8
 
     def initial_memory(self, model: Model) -> State:
         """v = ε², g_a = 0."""

@@ -46,7 +46,7 @@ class FedSat(Algorithm):
     gamma: Annotated[float, Option("γ, strength of the correction", at_least=0)] = 0.9
     scale: Annotated[
         Literal["gradient", "paper"],
-        Option("units of v: one step's gradient, or the paper's letter, which is about η²K of it"),
+        Option("units of v: one step's gradient, or the paper's letter, which is far smaller"),
     ] = "gradient"
 
     def initial_memory(self, model: Model) -> State:
@@ -112,7 +112,7 @@ class FedSat(Algorithm):
 algorithms.preset(
     "fedsat-paper",
     of="fedsat",
-    summary="FedSat by the letter of its paper; only the weights are normalised all the same",
+    summary="FedSat by the letter of its paper; but for normalised weights and guards against division by zero",
     gamma=1.0,
     scale="paper",
     objective=PredictionSensitiveLoss(over="all", source="evaluation"),

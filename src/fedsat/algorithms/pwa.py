@@ -77,7 +77,7 @@ class PrioritizedClassWeights(Weighting):
         return self.alpha * ratio(fnr, fnr.amax(1, keepdim=True)) + self.beta * ratio(fpr, fpr.amax(1, keepdim=True))
 
     def accepted(self, totals: Tensor) -> Tensor:
-        """A_t: the clients with Σ_i E_{k,i} ≤ σ · mean, or the best one if none qualifies; a mask [K]."""
+        """A_t: the clients with Σ_i E_{k,i} ≤ σ · mean, or the lowest-scoring if none qualifies; a mask [K]."""
         accepted = totals <= self.sigma * totals.mean() * SLACK
         return accepted if bool(accepted.any()) else totals == totals.min()
 
@@ -94,12 +94,12 @@ class PrioritizedClassWeights(Weighting):
     def quality(self, totals: Tensor, correct: Tensor, labels: Tensor) -> Tensor:
         """ΣACC · ΣTP / ΣE / (ΣT − ΣTP), the factors of eq. 18 besides P_k.
 
-        A client with a mistake has ΣE ≥ α (its worst class has FNR/max FNR = 1) and misses at least one
-        sample: these are the floors that keep a perfect client finite.
+        A client with a mistake has ΣE ≥ α + β (some class has FNR/max FNR = 1, some class FPR/max FPR = 1) and
+        misses at least one sample: these are the floors that keep a perfect client finite.
         """
         accuracy = ratio(correct, labels).sum(1)
         hits, misses = correct.sum(1), (labels - correct).sum(1).clamp(min=1)
-        return accuracy * hits / totals.clamp(min=self.alpha or self.beta) / misses
+        return accuracy * hits / totals.clamp(min=self.alpha + self.beta) / misses
 
 
 def ratio(numerator: Tensor, denominator: Tensor) -> Tensor:

@@ -88,13 +88,14 @@ def meter(meters: Tree, losses: Tensor) -> Tree:
 def check_finite(trained: TrainedRound, round_number: int) -> None:
     """Stop with the client, round and step at which training left the finite numbers, if it did."""
     updates, meters = trained.updates, trained.meters
-    finite = [torch.isfinite(tensor).flatten(1).all(1) for tensor in updates.model.params.values()]
+    sent = [updates.model.params, updates.model.buffers, *updates.uploads.values()]
+    finite = [torch.isfinite(tensor).reshape(len(tensor), -1).all(1) for tree in sent for tensor in tree.values()]
     fine = (meters["bad"] <= 0) & torch.stack(finite).all(0)
     if bool(fine.all()):
         return
     place = int(torch.nonzero(~fine)[0])
     step, steps = int(meters["bad"][place]), int(updates.steps[place])
-    what = f"step {step} of {steps}: the loss" if step > 0 else f"after {steps} steps: a weight"
+    what = f"step {step} of {steps}: the loss" if step > 0 else f"after {steps} steps: a number it sends"
     raise TrainingError(
         f"round {round_number}, client {int(updates.clients[place])}, {what} is not finite; "
         f"a smaller --lr (now {updates.lr:g}) or a look at the client's data may help"

@@ -89,13 +89,14 @@ def last_layer_input(module: nn.Module) -> Iterator[list[Tensor]]:
 
 
 def initial_weights(module: nn.Module, device: torch.device, dtype: torch.dtype) -> Model:
-    """The module's weights as a `Model`, on the device."""
+    """The module's weights as a `Model`, on the device; parameters that the user froze count as buffers."""
 
     def moved(tensor: Tensor) -> Tensor:
         return tensor.detach().clone().to(device, dtype if tensor.is_floating_point() else tensor.dtype)
 
-    params = {name: moved(tensor) for name, tensor in module.named_parameters()}
-    buffers = {name: moved(tensor) for name, tensor in module.named_buffers()}
+    params = {name: moved(tensor) for name, tensor in module.named_parameters() if tensor.requires_grad}
+    frozen = {name: moved(tensor) for name, tensor in module.named_parameters() if not tensor.requires_grad}
+    buffers = frozen | {name: moved(tensor) for name, tensor in module.named_buffers()}
     if not params:
         raise UsageError("the model has no parameters to train")
     return Model(params, buffers)

@@ -14,11 +14,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from fedsat.algorithms import Algorithm, Model, Server, Updates, Weighing
 from fedsat.data import Federation
 from fedsat.engine.local import TrainedRound
+from fedsat.errors import TrainingError
 from fedsat.metrics import ClassCounts, Evaluation
 from fedsat.sampling import Indices, sample_clients, sample_workers
 from fedsat.tree import State, nbytes
@@ -110,11 +112,19 @@ def play_round(engine: Engine, training: Federated, calls: Calls) -> PlayedRound
         weighing = algorithm.weighting.weigh(trained.updates, counts)
         traffic = count_traffic(algorithm, training.server, trained.updates, counts)
         server = algorithm.aggregate(training.server, trained.updates, weighing.weights)
+        check_server(server, number)
 
     training.server = server
     training.states.update(zip(trained.updates.clients.tolist(), trained.states, strict=True))
     training.rounds = number
     return PlayedRound(number, clients, trained.losses, weighing, traffic, seconds)
+
+
+def check_server(server: Server, round_number: int) -> None:
+    """Refuse an aggregate that is not finite, although everything the clients sent was."""
+    trees = [server.model.params, server.model.buffers, *server.memory.values()]
+    if not all(bool(torch.isfinite(tensor).all()) for tree in trees for tensor in tree.values()):
+        raise TrainingError(f"round {round_number}: the aggregate is not finite; a smaller --lr or server_lr may help")
 
 
 def count_traffic(algorithm: Algorithm, server: Server, updates: Updates, counts: ClassCounts | None) -> Traffic:

@@ -1,0 +1,89 @@
+"""Memory and set-up time as federations grow, and memory over many rounds.
+
+    python benchmarks/scale.py            (about five minutes; needs `fedsat data get mnist`)
+
+Each case runs in a process of its own, which reports its peak memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+CASES: dict[str, dict[str, Any]] = {
+    "10,000 clients of 6 samples, FedAvg": {"clients": 10_000, "algorithm": "fedavg", "rounds": 20},
+    "10,000 clients of 6 samples, FedSat": {"clients": 10_000, "algorithm": "fedsat", "rounds": 20},
+    "100,000 clients of 6 samples, FedAvg": {"clients": 100_000, "algorithm": "fedavg", "rounds": 3},
+    "500 rounds, FedSat": {"clients": 100, "algorithm": "fedsat", "rounds": 500},
+}
+
+
+def megabytes(peak: bool) -> float:
+    """Memory of this process: its peak, or what it holds now."""
+    if peak:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 2**20
+
+
+def play(case: dict[str, Any]) -> dict[str, Any]:
+    """Carry out one case and say what it took."""
+    import fedsat  # noqa: PLC0415 (each case imports in its own process)
+
+    settings = {"partition": "iid", "per_round": 100, "workers": 5, "epochs": 1, "evaluate_every": 50, **case}
+    if case["clients"] == 100:
+        settings |= {"dataset": "mnist-mini", "per_round": 15}
+    elif case["clients"] == 10_000:
+        settings |= {"dataset": "mnist"}
+    else:
+        settings |= {"dataset": str(many_samples(6 * case["clients"]))}
+    began = time.perf_counter()
+    run = fedsat.prepare(fedsat.configure(**settings))
+    setup = time.perf_counter() - began
+    held: dict[int, float] = {}
+
+    def watch(_: Any, line: dict[str, Any]) -> None:
+        if line["round"] in (50, 500):
+            held[line["round"]] = megabytes(peak=False)
+
+    fedsat.carry_on(run, watch)
+    seconds = sum(sum(line["seconds"].values()) for line in run.metrics) / len(run.metrics)
+    return {"set-up s": setup, "s a round": seconds, "peak MB": megabytes(peak=True), "held MB": held}
+
+
+def many_samples(count: int) -> Path:
+    """A folder of noise with as many samples as asked for, made once."""
+    folder = Path("runs/scale-data")
+    if not (folder / "labels.npy").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        rng = np.random.default_rng(0)
+        np.save(folder / "images.npy", rng.integers(0, 256, (count, 8, 8), dtype=np.uint8))
+        np.save(folder / "labels.npy", np.arange(count) % 10)
+        np.save(folder / "test_images.npy", rng.integers(0, 256, (1000, 8, 8), dtype=np.uint8))
+        np.save(folder / "test_labels.npy", np.arange(1000) % 10)
+    return folder
+
+
+def main() -> None:
+    """Run every case in a process of its own and print what it took."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--case", help="run one case here and print its numbers as JSON")
+    given = parser.parse_args()
+    if given.case:
+        print(json.dumps(play(CASES[given.case])))
+        return
+    for name in CASES:
+        done = subprocess.run([sys.executable, __file__, "--case", name], capture_output=True, text=True, check=True)
+        print(f"{name}: {done.stdout.strip().splitlines()[-1]}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
