@@ -16,7 +16,7 @@ from fedsat import data
 from fedsat.algorithms import Algorithm, Objective, Weighting
 from fedsat.errors import DataError, FedsatError, TrainingError, UsageError
 from fedsat.experiment import Config, OnRound, Run, carry_on, prepare
-from fedsat.experiment.config import override, switch_parts
+from fedsat.experiment.config import override
 from fedsat.version import __version__
 
 __all__ = [
@@ -45,7 +45,7 @@ def configure(*, with_parts: Iterable[str] = (), without: Iterable[str] = (), **
     instance (`algorithm=FedSat(gamma=0.5)`), or, for a model or method of your own, as its class.
     """
     named = [(key, _by_name(value) if isinstance(value, type) else value) for key, value in settings.items()]
-    return Config.of(switch_parts(override({}, named), with_parts, without))
+    return Config.of(override({}, named, with_parts, without))
 
 
 def run(*, out: str | Path | None = None, on_round: OnRound | None = None, **settings: Any) -> Run:

@@ -11,8 +11,10 @@ One mechanism serves configuration files, the command line, `fedsat list` and th
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import inspect
+import math
 import sys
 import types
 import typing
@@ -81,6 +83,7 @@ class OptionField:
         return value
 
 
+@functools.cache
 def options_of(part: Callable[..., Any]) -> dict[str, OptionField]:
     """The options of a part, in the order of its constructor."""
     # A dataclass's generated constructor does not know the modules of the annotations; the class does.
@@ -120,6 +123,8 @@ def coerce(value: Any, kind: Any, label: str) -> Any:
         return float(value)
     if kind is Path and isinstance(value, str):
         return Path(value)
+    if isinstance(value, float) and math.isinf(value):
+        raise UsageError(f"{label} is {value}; it must be finite")
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise UsageError(f"{label} is {value!r}; it must be {_in_words(kind)}")
     return value
@@ -132,7 +137,7 @@ def _in_words(kind: Any) -> str:
 
 def check(part: Any, where: str = "") -> None:
     """Check and coerce the fields of a frozen dataclass; to be called from its `__post_init__`."""
-    for name, field in options_of(type(part)).items():
+    for name, field in options_of(part.__class__).items():
         object.__setattr__(part, name, field.check(getattr(part, name), where))
 
 
@@ -233,12 +238,12 @@ class Registry(Generic[T]):
 
     def complete(self, spec: Any) -> dict[str, Any]:
         """A spec, or a built part, as a table with every option written out; nothing is checked yet."""
-        if not isinstance(spec, str | Mapping):
+        if isinstance(spec, self._base):
             spec = {"name": self.name_of(spec), **vars(spec)}
         elif isinstance(spec, str):
             spec = {"name": spec}
-        if "name" not in spec:
-            raise UsageError(f"the {self.kind} needs a name, one of {', '.join(self._entries)}")
+        if not isinstance(spec, Mapping) or "name" not in spec:
+            raise UsageError(f"the {self.kind} needs a name, one of {', '.join(self._entries)}; not {spec!r}")
         table = dict(spec)
         for key, field in self.options(str(spec["name"])).items():
             value = spec.get(key, field.default)
@@ -259,7 +264,7 @@ def _import(kind: str, path: str) -> Any:
     sys.path.insert(0, str(Path.cwd()))
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
+    except (ImportError, ValueError, TypeError, SyntaxError) as error:
         raise UsageError(f"cannot import {module_name!r} for the {kind} {path!r}: {error}") from error
     finally:
         sys.path.remove(str(Path.cwd()))

@@ -30,11 +30,6 @@ def zeros_like(tree: Tree) -> Tree:
     return tree_map(torch.zeros_like, tree)
 
 
-def stack(trees: Sequence[Tree]) -> Tree:
-    """Join trees of single clients along a new first axis."""
-    return tree_map(lambda *tensors: torch.stack(tensors), *trees)
-
-
 def concatenate(trees: Sequence[Tree]) -> Tree:
     """Join stacked trees along the client axis."""
     return tree_map(lambda *tensors: torch.cat(tensors), *trees)

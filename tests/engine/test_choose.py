@@ -15,6 +15,7 @@ from fedsat.data import Federation
 from fedsat.engine import Calls, LocalTraining, SequentialEngine, StackedEngine, play_round, start
 from fedsat.engine import make_engine as choose_engine
 from fedsat.engine.fold import FoldedNetwork
+from fedsat.engine.graphs import hand_over
 from fedsat.engine.vmapped import VmapNetwork
 
 
@@ -134,3 +135,87 @@ def test_bf16_stays_near_float32() -> None:
     losses = [run.metrics[-1]["test_loss"] for run in runs]
     assert losses[0] != losses[1]
     assert losses[0] == pytest.approx(losses[1], rel=0.02)
+
+
+class Viewing(nn.Module):
+    """Calls `view`, which refuses channels-last images: folds all the same, with images as usual."""
+
+    def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(input_shape[0], 2, 3)
+        self.layer = nn.Linear(2 * (input_shape[1] - 2) * (input_shape[2] - 2), classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x)
+        logits: Tensor = self.layer(x.view(x.size(0), -1))
+        return logits
+
+
+class Unused(nn.Module):
+    """Has a layer that the forward pass leaves out."""
+
+    def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.layer, self.spare = nn.Linear(input_shape[0], classes), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.layer(x)
+        return logits
+
+
+class Cumulative(nn.Module):
+    """BatchNorm with a cumulative average, which only torch's own layer can do."""
+
+    def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.norm, self.layer = nn.BatchNorm1d(input_shape[0], momentum=None), nn.Linear(input_shape[0], classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.layer(self.norm(x))
+        return logits
+
+
+def test_view_folds() -> None:
+    run = fedsat.prepare(fedsat.configure(clients=20, per_round=4, model="test_choose:Viewing"))
+    assert isinstance(run.setup.engine, StackedEngine)
+    assert isinstance(run.setup.engine.stacked, FoldedNetwork)
+    assert run.notes == []
+
+
+@pytest.mark.parametrize("kind", [SequentialEngine, None])
+def test_parameters_without_a_gradient_stay(kind: Any) -> None:
+    engine = make_engine(FedSat(), model="test_choose:Unused", engine=kind or folded)
+    training = start(engine)
+    play_round(engine, training, Calls(3, 2, 3))
+    assert torch.equal(training.server.model.params["spare.weight"], engine.initial_model.params["spare.weight"])
+
+
+def folded(module: nn.Module, federation: Federation, *rest: Any) -> StackedEngine:
+    return StackedEngine(FoldedNetwork(module, False), module, federation, *rest)
+
+
+def test_cumulative_batchnorm_trains_sequentially() -> None:
+    engine, note = choose(Cumulative)
+    assert isinstance(engine, SequentialEngine)
+    assert "cumulative" in note
+
+
+class Late(FedAvg):
+    """Hands on a name that `begin` did not give."""
+
+    def step(self, task: Any, carry: Any, params: Any, grads: Any) -> Any:
+        return super().step(task, carry, params, grads)[0], {"last": grads}
+
+
+def test_carry_keeps_its_names() -> None:
+    engine = make_engine(Late(), engine=folded)
+    with pytest.raises(fedsat.UsageError, match=r"Late.step hands on \['last'\], Late.begin gave \[\]"):
+        play_round(engine, start(engine), Calls(3, 2, 3))
+
+
+def test_hand_over_keeps_aliases_apart() -> None:
+    # A method that keeps the parameters before the step: they alias the memory that the new ones go to.
+    params, previous = torch.tensor([1.0]), torch.tensor([0.0])
+    into = {"params": {"w": params}, "carry/previous": {"w": previous}}
+    hand_over(into, {"params": {"w": params - 0.5}, "carry/previous": {"w": params}})
+    assert (float(params), float(previous)) == (0.5, 1.0)

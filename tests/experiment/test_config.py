@@ -104,6 +104,9 @@ def test_switching_parts() -> None:
         ({"hidden": 5}, "must be a list"),
         ({"correction": 1}, "true or false"),
         ({"algorithm": {"gamma": 1}}, "needs a name"),
+        ({"objective": 3}, "objective needs a name"),
+        ({"model": 3}, "model needs a name"),
+        ({"lr": float("inf")}, "finite"),
     ],
 )
 def test_bad_settings_are_refused_with_a_reason(settings: dict[str, Any], message: str) -> None:
@@ -120,3 +123,13 @@ def test_values_from_the_command_line() -> None:
     assert [parse_value(text) for text in ("3", "0.5", "true", "[1, 2]", "soft", "1e-3")] == [
         3, 0.5, True, [1, 2], "soft", 0.001,
     ]  # fmt: skip
+
+
+def test_the_order_of_settings_does_not_matter() -> None:
+    assert fedsat.configure(objective="psl", algorithm="fedavg").method == "fedavg+psl"
+    with_cost = fedsat.configure(epsilon2=3, with_parts=["psl"], algorithm="fedavg")
+    assert with_cost.algorithm.objective == PredictionSensitiveLoss(epsilon2=3)
+    kept = fedsat.configure(epsilon2=3, with_parts=["psl"], algorithm="fedsat")
+    assert kept.algorithm.objective == PredictionSensitiveLoss(epsilon2=3)
+    with pytest.raises(UsageError, match="epsilon2"):
+        fedsat.configure(epsilon2=3, without=["psl"])

@@ -154,3 +154,20 @@ def test_bad_devices(device: str, message: str) -> None:
 def test_notes_say_what_was_limited() -> None:
     run = fedsat.prepare(fedsat.configure(**{**SMALL, "per_round": 29}))
     assert run.notes == ["3 workers are asked for; a client and all nodes not called make 2"]
+
+
+def test_an_interrupted_evaluation_leaves_model_and_metrics_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = fedsat.prepare(fedsat.configure(**SMALL), tmp_path / "run")
+    run.play()
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run.setup.engine, "evaluate", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        fedsat.carry_on(run)
+    assert (
+        [line["round"] for line in read_metrics(tmp_path / "run")] == [1, 2] == list(range(1, run.training.rounds + 1))
+    )

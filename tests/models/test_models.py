@@ -68,6 +68,13 @@ class Own(nn.Module):
         return nn.functional.leaky_relu(self.layer(x), self.slope)
 
 
+class Small(nn.Linear):
+    """Takes five numbers, gives two."""
+
+    def __init__(self) -> None:
+        super().__init__(5, 2)
+
+
 def test_a_users_module() -> None:
     model = build_model({"name": "test_models:Own", "slope": 0.3}, (4,), 2, 0)
     assert isinstance(model, Own)
@@ -87,6 +94,9 @@ def test_a_users_module() -> None:
         ("nowhere:Net", CIFAR, "cannot import 'nowhere'"),
         ("test_models:Owm", CIFAR, "did you mean 'Own'"),
         ("builtins:dict", CIFAR, "it is not a Module"),
+        (":Net", CIFAR, "cannot import ''"),
+        ("test_models:Small", CIFAR, "cannot take samples of shape"),
+        ("test_models:Own", (4, 4), "one per class"),
     ],
 )
 def test_bad_models_are_refused(spec: Any, shape: tuple[int, ...], message: str) -> None:

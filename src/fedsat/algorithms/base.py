@@ -9,9 +9,10 @@ A local round of client k, and the end of a round at the server, in the order th
     aggregate(server, updates, weights) -> server        the next global model and the server's memory
 
 Everything a method knows is handed in and returned; nothing hides in `self`, which holds only
-hyper-parameters. Tensors of clients carry the client as first axis (see `fedsat.tree`), one client or many,
-and `penalty` and `step` never branch on a tensor's values: engines run many clients at once and record
-these functions as graphs. All but `penalty` are called without gradients being tracked.
+hyper-parameters. Tensors of clients carry the client as first axis (see `fedsat.tree`), one client or many.
+`penalty` and `step` never branch on a tensor's values, and what `begin` returns and `step` hands on have the same
+names and shapes: engines run many clients at once and record these functions as graphs. All but `penalty` are
+called without gradients being tracked.
 What a sample costs (`Objective`) and how much a client weighs (`Weighting`) are parts of their own, so that
 each can be put on any method.
 """
@@ -211,7 +212,9 @@ def differentiable(task: Task) -> Model:
 
 def gradient(costs: Tensor, params: Tree) -> Tree:
     """The gradient of each client's cost, costs [C], by its own parameters."""
-    return dict(zip(params, torch.autograd.grad(costs.sum(), list(params.values())), strict=True))
+    return dict(
+        zip(params, torch.autograd.grad(costs.sum(), list(params.values()), materialize_grads=True), strict=True)
+    )
 
 
 def average_buffers(buffers: Tree, weights: Tensor) -> Tree:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from fedsat.errors import UsageError
-from fedsat.experiment.config import Config, override, parse_value, read, switch_parts
+from fedsat.experiment.config import Config, override, parse_value, read
 from fedsat.options import OptionField, options_of
 
 PARTITION_OPTIONS = {
@@ -59,15 +59,22 @@ def settings_table(given: dict[str, Any]) -> dict[str, Any]:
         for key, value in given.items()
         if value is not None
     ]
-    table = override(read(config_file) if config_file else {}, [*settings, *map(_split_setting, sets)])
-    return switch_parts(table, _names(on), _names(off))
+    base = read(config_file) if config_file else {}
+    return override(base, [*settings, *read_settings(sets)], _names(on), _names(off))
 
 
-def _split_setting(text: str) -> tuple[str, Any]:
+def split_setting(text: str, option: str) -> tuple[str, str]:
+    """The two sides of `key=value`, as given to `option`."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
-        raise UsageError(f"--set takes key=value, not {text!r}")
-    return key.strip(), parse_value(value.strip())
+        raise UsageError(f"{option} takes key=value, not {text!r}")
+    return key.strip(), value.strip()
+
+
+def read_settings(texts: list[str]) -> list[tuple[str, Any]]:
+    """The settings that `--set key=value`, repeated, asks for."""
+    pairs = [split_setting(text, "--set") for text in texts]
+    return [(key, parse_value(value)) for key, value in pairs]
 
 
 def _names(text: str | None) -> list[str]:

@@ -14,10 +14,14 @@ from fedsat.report.tables import percent
 
 
 class Watcher:
-    """Shows the rounds of a run as they end. Use as a context, and as `on_round`."""
+    """Shows the rounds of a run as they end. Use as a context, and as `on_round`.
 
-    def __init__(self, console: Console, label: str, rounds: int) -> None:
+    Where there is no live bar, `lines` limits how many lines a run prints; without it every round has one.
+    """
+
+    def __init__(self, console: Console, label: str, rounds: int, lines: int | None = None) -> None:
         self._console, self._label, self._rounds = console, label, rounds
+        self._every = max(1, rounds // lines) if lines else 1
         self._progress: Progress | None = None
         self._task: TaskID | None = None
         self._seen = ""
@@ -25,10 +29,10 @@ class Watcher:
     def __enter__(self) -> Watcher:
         if self._console.is_terminal:
             self._progress = Progress(
-                TextColumn("[bold]{task.description}"),
+                TextColumn("{task.description}", style="bold", markup=False),
                 BarColumn(bar_width=24),
                 TextColumn("round {task.completed:.0f}/{task.total:.0f}"),
-                TextColumn("{task.fields[seen]}"),
+                TextColumn("{task.fields[seen]}", markup=False),
                 TimeElapsedColumn(),
                 TextColumn("left"),
                 TimeRemainingColumn(),
@@ -53,12 +57,13 @@ class Watcher:
             )
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, completed=line["round"], seen=self._seen)
-        elif "test_accuracy" in line:
+        elif "test_accuracy" in line and line["round"] % self._every == self._rounds % self._every:
             spent = sum(line["seconds"].values())
             self._console.print(
                 f"{self._label}  round {line['round']}/{self._rounds}  {self._seen}  {spent:.2f} s",
                 markup=False,
                 highlight=False,
+                soft_wrap=True,
             )
 
 
@@ -70,5 +75,11 @@ def describe_setup(run: Run) -> str:
     return (
         f"{federation.dataset.name}: {len(federation.dataset.train.labels):,} samples over {federation.clients} "
         f"clients ({sizes.min()} to {sizes.max()} each); {config.model['name']} with {weights:,} parameters; "
-        f"{config.per_round} clients a round on {run.setup.device}"
+        f"{config.per_round} clients a round, {at_once(run)} on {run.setup.device}"
     )
+
+
+def at_once(run: Run) -> str:
+    """How many clients the engine trains side by side."""
+    lanes = min(getattr(run.setup.engine, "lanes", 1), run.setup.config.per_round)
+    return "one after another" if lanes == 1 else f"{lanes} at once"

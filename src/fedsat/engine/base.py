@@ -22,8 +22,8 @@ from fedsat.tree import State, Tree, expand, tree_map
 
 def tuned_kernels() -> AbstractContextManager[None]:
     """Let cuDNN try its kernels on each new shape and keep the fastest: shapes here are few and come back often."""
-    tf32 = torch.backends.cudnn.allow_tf32
-    return torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=tf32)
+    cudnn = torch.backends.cudnn
+    return cudnn.flags(enabled=True, benchmark=True, deterministic=cudnn.deterministic, allow_tf32=cudnn.allow_tf32)
 
 
 class BaseEngine:

@@ -50,12 +50,13 @@ def stacked_network(
     module: nn.Module, shape: tuple[int, ...], features: bool, half: bool
 ) -> tuple[StackedNetwork | None, str]:
     """The module for many clients at once: folded, or else by vmap; or None. With the reason, if not folded."""
-    try:
-        if agrees(FoldedNetwork(module, features), module, shape):
-            return FoldedNetwork(module, features, half), ""
-        why = "it mixes channels in a way that folding does not see"
-    except (CannotFoldError, RuntimeError, ValueError, IndexError) as error:
-        why = str(error).partition("\n")[0]
+    for channels_last in (True, False):
+        try:
+            if agrees(FoldedNetwork(module, features, False, channels_last), module, shape):
+                return FoldedNetwork(module, features, half, channels_last), ""
+            why = "it mixes channels in a way that folding does not see"
+        except (CannotFoldError, RuntimeError, ValueError, IndexError) as error:
+            why = str(error).partition("\n")[0]
     try:
         if agrees(VmapNetwork(module, features), module, shape):
             return VmapNetwork(module, features, half), f"the model runs by vmap, more slowly than folded ({why})"

@@ -73,6 +73,7 @@ class FoldedConv2d(nn.Conv2d):
     def forward(self, input: Tensor) -> Tensor:
         """[B, S·out, H′, W′]; in bf16 on a GPU by a kernel of our own, unless a single client is evaluated."""
         ours = input.is_cuda and torch.is_autocast_enabled("cuda") and (self.training or len(self.weight) > 1)
+        ours = ours and max(input.numel(), len(input) * self.weight[..., 0, 0, 0].numel() * input[0, 0].numel()) < 2**31
         if ours and self._plain() and (kernels := triton_conv()):
             out: Tensor = kernels.StackedConvolution.apply(input, self.weight, self.stride[0], self.padding[0])
             return out if self.bias is None else out + self.bias.to(out.dtype).view(1, -1, 1, 1)
@@ -115,25 +116,21 @@ class FoldedBatchNorm(nn.modules.batchnorm._BatchNorm):
     def forward(self, input: Tensor) -> Tensor:
         """As torch's; a single value per channel is normalised by running statistics, as in `CarefulBatchNorm`."""
         weight, bias = (None, None) if self.weight is None else (self.weight.flatten(), self.bias.flatten())
-        if not self.training or input.numel() == input.shape[1]:
+        tracked = self.running_mean is not None
+        if tracked and (not self.training or input.numel() == input.shape[1]):
             mean, var = self._running()
             return functional.batch_norm(input, mean, var, weight, bias, False, 0.0, self.eps)
-        if self.padding.real is not None:
+        if self.training and self.padding.real is not None:
             return self._masked(input, self.padding.real, weight, bias)
         if self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
         mean, var = self._running()
-        return functional.batch_norm(input, mean, var, weight, bias, True, self._share(), self.eps)
+        return functional.batch_norm(input, mean, var, weight, bias, True, self.momentum or 0.0, self.eps)
 
     def _running(self) -> tuple[Tensor | None, Tensor | None]:
         if self.running_mean is None or self.running_var is None:
             return None, None
         return self.running_mean.flatten(), self.running_var.flatten()
-
-    def _share(self) -> float:
-        if self.momentum is None:
-            raise CannotFoldError("BatchNorm with a cumulative average")
-        return self.momentum
 
     def _masked(self, x: Tensor, real: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         """Statistics over the real samples of each client, written out."""
@@ -151,7 +148,7 @@ class FoldedBatchNorm(nn.modules.batchnorm._BatchNorm):
             mean = torch.where(single, running_mean.view(1, clients, -1, 1), mean)
             var = torch.where(single, running_var.view(1, clients, -1, 1), var)
             with torch.no_grad():
-                share = self._share() * (~alone).to(exact).unsqueeze(1)
+                share = (self.momentum or 0.0) * (~alone).to(exact).unsqueeze(1)
                 unbiased = var * (count / (count - 1).clamp(min=1))
                 running_mean.lerp_(mean.detach().view(clients, -1), share)
                 running_var.lerp_(unbiased.detach().view(clients, -1), share)
@@ -185,6 +182,8 @@ def fold(module: nn.Module, padding: Padding) -> nn.Module:
             raise CannotFoldError(f"{name or 'the module itself'} is a {type(layer).__name__} with weights of its own")
         layer.__class__ = folded
         if isinstance(layer, FoldedBatchNorm):
+            if layer.momentum is None:
+                raise CannotFoldError(f"{name} is a BatchNorm with a cumulative average")
             layer.padding = padding
     return module
 
@@ -192,10 +191,13 @@ def fold(module: nn.Module, padding: Padding) -> nn.Module:
 class FoldedNetwork:
     """The networks of many clients as one function of stacked weights."""
 
-    def __init__(self, module: nn.Module, features: bool, half: bool = False) -> None:
-        """`half` computes in bf16 where torch's autocast thinks it safe; weights and outputs stay as they are."""
+    def __init__(self, module: nn.Module, features: bool, half: bool = False, channels_last: bool = True) -> None:
+        """`half` computes in bf16 where torch's autocast thinks it safe; weights and outputs stay as they are.
+
+        `channels_last` lays images so, which is faster; a module that calls `view` on them needs them as usual.
+        """
         self._padding = Padding()
-        self._half = half
+        self._half, self._channels_last = half, channels_last
         self._training = fold(module, self._padding).train()
         self._evaluating = fold(module, self._padding).eval()
         self._features = features
@@ -212,7 +214,9 @@ class FoldedNetwork:
     def _run(self, module: nn.Module, params: Tree, buffers: Tree, x: Tensor) -> Outputs:
         clients, kind = len(x), x.dtype
         folded = x.transpose(0, 1).flatten(1, 2)  # no copy where x was gathered batch by batch
-        if folded.dim() == 4:  # the order of tensor cores, and the faster one for grouped convolutions on a CPU too
+        if (
+            folded.dim() == 4 and self._channels_last
+        ):  # the order of tensor cores, and the faster one for grouped convolutions on a CPU too
             folded = folded.contiguous(memory_format=torch.channels_last)
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self._half):
             if not self._features:

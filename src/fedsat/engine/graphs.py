@@ -29,6 +29,7 @@ class GraphedSteps:
         self._graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
         self._lanes: Lanes | None = None
         self._plan: Plan | None = None
+        self._pool = torch.cuda.graph_pool_handle()  # graphs run one after another: they share their memory
         self._counter = torch.zeros(1, dtype=torch.int64, device=engine.device)
 
     def load(self, plan: Plan) -> GraphedSteps:
@@ -83,11 +84,10 @@ class GraphedSteps:
                 self._advance(_repeated(lanes, width), width, padded)
         torch.cuda.current_stream(self._engine.device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, pool=self._pool):
             after = Lanes.of(lanes.trees())
             self._advance(after, width, padded)
-            for name, tree in after.trees().items():
-                _copy(lanes.trees()[name], tree)
+            hand_over(lanes.trees(), after.trees())
             self._counter.add_(1)
         return graph
 
@@ -138,6 +138,19 @@ def in_tap_order(tensor: Tensor) -> Tensor:
     *lead, out, into, down, right = range(tensor.dim())
     turned = tensor.permute(*lead, down, right, into, out).contiguous()
     return turned.permute(*lead, -1 + tensor.dim(), -2 + tensor.dim(), len(lead), len(lead) + 1)
+
+
+def hand_over(into: State, trees: State) -> None:
+    """Write the lanes after a step over those before it; a tensor that a method hands on as another one is kept apart
+    until all are written."""
+    old = {tensor.data_ptr() for tree in into.values() for tensor in tree.values()}
+
+    def apart(tensor: Tensor, own: Tensor) -> Tensor:
+        return tensor.clone() if tensor.data_ptr() in old and tensor.data_ptr() != own.data_ptr() else tensor
+
+    staged = {name: tree_map(apart, tree, into[name]) for name, tree in trees.items()}
+    for name, tree in staged.items():
+        _copy(into[name], tree)
 
 
 def _copy(into: Tree, tree: Tree) -> None:

@@ -56,7 +56,7 @@ class CarefulBatchNorm(nn.modules.batchnorm._BatchNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         """As torch's, but for a single value per channel."""
-        if self.training and input.numel() == input.shape[1]:
+        if self.training and self.running_mean is not None and input.numel() == input.shape[1]:
             statistics = self.running_mean, self.running_var
             return functional.batch_norm(input, *statistics, self.weight, self.bias, False, 0.0, self.eps)
         return super().forward(input)

@@ -31,6 +31,7 @@ class Engine(Protocol):
 
     federation: Federation
     algorithm: Algorithm
+    device: torch.device
     initial_model: Model
 
     def train(self, server: Server, clients: Indices, states: dict[int, State], round_number: int) -> TrainedRound:
@@ -99,16 +100,16 @@ def play_round(engine: Engine, training: Federated, calls: Calls) -> PlayedRound
     seconds: dict[str, float] = {}
     clients = sample_clients(calls.seed, number, federation.clients, calls.per_round)
 
-    with clocked(seconds, "train"):
+    with clocked(seconds, "train", engine.device):
         trained = engine.train(training.server, clients, training.states, number)
 
     counts = None
     if algorithm.weighting.needs_counts:
-        with clocked(seconds, "measure"):
+        with clocked(seconds, "measure", engine.device):
             workers = sample_workers(calls.seed, number, federation.clients, clients, calls.workers)
             counts = engine.measure(trained.updates, workers)
 
-    with clocked(seconds, "aggregate"):
+    with clocked(seconds, "aggregate", engine.device):
         weighing = algorithm.weighting.weigh(trained.updates, counts)
         traffic = count_traffic(algorithm, training.server, trained.updates, counts)
         server = algorithm.aggregate(training.server, trained.updates, weighing.weights)
@@ -145,8 +146,10 @@ def count_traffic(algorithm: Algorithm, server: Server, updates: Updates, counts
 
 
 @contextmanager
-def clocked(seconds: dict[str, float], name: str) -> Iterator[None]:
-    """Add the time spent inside to `seconds[name]`."""
+def clocked(seconds: dict[str, float], name: str, device: torch.device) -> Iterator[None]:
+    """Add the time spent inside to `seconds[name]`, on a GPU until its work is done."""
     began = time.perf_counter()
     yield
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
     seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - began

@@ -78,7 +78,7 @@ class SequentialEngine(BaseEngine):
                 losses, costs = objective.loss(costs, outputs, batch)
                 penalty = algorithm.penalty(task, carry, outputs, batch)
                 loss = (losses if penalty is None else losses + penalty).mean(1)
-                grads = torch.autograd.grad(loss, list(leaves.values()))
+                grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
                 with torch.no_grad():
                     stacked = {name: grad.unsqueeze(0) for name, grad in zip(leaves, grads, strict=True)}
                     params, carry = algorithm.step(task, carry, params, stacked)

@@ -52,8 +52,6 @@ class StackedEngine(BaseEngine):
     def train(self, server: Server, clients: Indices, states: dict[int, State], round_number: int) -> TrainedRound:
         """Local training of the called clients, side by side."""
         with torch.random.fork_rng(devices=[] if self.device.type == "cpu" else [self.device]):
-            # Only a user's dropout draws from torch's global generator, which is put back as it was.
-            torch.manual_seed(int(generator(self.training.seed, "dropout", round_number).integers(2**62)))
             return self._train_in_memory(server, clients, states, round_number)
 
     def _train_in_memory(
@@ -61,6 +59,8 @@ class StackedEngine(BaseEngine):
     ) -> TrainedRound:
         """Train with as many lanes as fit; running out of the GPU's memory halves them and begins the round again."""
         while True:
+            # Only a user's dropout draws from torch's global generator, which `train` puts back as it was.
+            torch.manual_seed(int(generator(self.training.seed, "dropout", round_number).integers(2**62)))
             try:
                 with tuned_kernels():
                     return Round(self, server, clients, states, round_number).train()

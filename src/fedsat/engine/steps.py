@@ -14,6 +14,7 @@ from fedsat.algorithms import Batch, Model, Network, Outputs, Task
 from fedsat.engine.base import BaseEngine
 from fedsat.engine.lanes import Stretch
 from fedsat.engine.local import meter
+from fedsat.errors import UsageError
 from fedsat.tree import State, Tree, tree_map
 
 
@@ -145,7 +146,13 @@ def advance(engine: BaseEngine, network: StackedNetwork, task: Task, lanes: Lane
     if penalty is not None:
         losses = losses + penalty
     means = torch.where(batch.real, losses, 0).sum(1) / batch.real.sum(1) if padded else losses.mean(1)
-    grads = dict(zip(leaves, torch.autograd.grad(means.sum(), list(leaves.values())), strict=True))
+    grads = dict(
+        zip(leaves, torch.autograd.grad(means.sum(), list(leaves.values()), materialize_grads=True), strict=True)
+    )
     with torch.no_grad():
-        lanes.params, lanes.carry = algorithm.step(task, lanes.carry, lanes.params, grads)
+        lanes.params, carry = algorithm.step(task, lanes.carry, lanes.params, grads)
+        if carry.keys() != lanes.carry.keys():
+            name = type(algorithm).__name__
+            raise UsageError(f"{name}.step hands on {sorted(carry)}, {name}.begin gave {sorted(lanes.carry)}")
+        lanes.carry = carry
         lanes.meters = meter(lanes.meters, means.detach())

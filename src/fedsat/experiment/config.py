@@ -121,25 +121,44 @@ def read(path: Path) -> dict[str, Any]:
         raise UsageError(f"cannot read the configuration {path}: {error}") from error
 
 
-def override(table: Mapping[str, Any], settings: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+LEVELS = {"partition": 0, "model": 0, "algorithm": 0, "objective": 1, "weighting": 1}
+"""Parts, outer ones first: naming another part brings other options, so parts are put in before their options."""
+
+
+def override(
+    table: Mapping[str, Any], settings: Iterable[tuple[str, Any]], on: Iterable[str] = (), off: Iterable[str] = ()
+) -> dict[str, Any]:
     """`table`, completed, with settings such as ("gamma", 0.5) or ("algorithm.objective", "psl") put in.
 
-    A name may be shortened as long as one setting answers to it. Parts come before their options, whatever
-    the order given, because naming another part brings other options.
+    A name may be shortened as long as one setting answers to it. The order given does not matter: parts come before
+    their options, and FedSat's parts are put on or taken off (see `switch_parts`) in between.
     """
-    table = complete(table)
-    part_names = {"partition", "model", "algorithm", "objective", "weighting"}
-    ordered = sorted(settings, key=lambda setting: setting[0].rpartition(".")[2] not in part_names)
-    for key, value in ordered:
-        path = _find(table, key)
-        place = table
-        for step in path[:-1]:
-            place = place[step]
-        current = place.get(path[-1])
-        if not (isinstance(current, dict) and current.get("name") == value):
-            place[path[-1]] = value
-        table = complete(table)
+    table, settings = complete(table), list(settings)
+    levels = [LEVELS.get(key.rpartition(".")[2], 2) for key, _ in settings]
+    for wanted in (0, 1, 2):
+        for (key, value), level in zip(settings, levels, strict=True):
+            table = _put(table, key, value) if level == wanted else table
+        if wanted == 1:
+            table = switch_parts(table, on, off)
     return table
+
+
+def _put(table: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
+    """The table with one setting changed; naming the part that is there already leaves its options alone."""
+    *path, last = _find(table, key)
+    place = table
+    for step in path:
+        place = place[step]
+    current = place.get(last)
+    if not (isinstance(current, dict) and current.get("name") == value):
+        place[last] = value
+    return complete(table)
+
+
+def setting_names(table: Mapping[str, Any]) -> set[str]:
+    """Every name, full or shortened, that a setting of `table` answers to: options differ from method to method."""
+    paths = _paths(complete(table))
+    return {".".join(path[start:]) for path in paths for start in range(len(path))}
 
 
 def _find(table: Mapping[str, Any], key: str) -> tuple[str, ...]:
@@ -183,7 +202,8 @@ def switch_parts(table: Mapping[str, Any], on: Iterable[str], off: Iterable[str]
     for part in on:
         if part not in places:
             raise unknown("part to put on a method:", part, places)
-        method[places[part][0]] = part
+        if method[places[part][0]]["name"] != part:
+            method[places[part][0]] = part
     for part in off:
         if part not in {*places, "correction"}:
             raise unknown("part to leave out:", part, [*places, "correction"])
@@ -202,6 +222,14 @@ def parse_value(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
+
+
+def parse_values(text: str) -> list[Any]:
+    """Values separated by commas, each as `parse_value` reads it; lists keep their own commas."""
+    try:
+        return list(tomllib.loads(f"values = [{text}]")["values"])
+    except tomllib.TOMLDecodeError:
+        return [parse_value(part.strip()) for part in text.split(",") if part.strip()]
 
 
 def _toml_lines(table: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:

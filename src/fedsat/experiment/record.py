@@ -79,9 +79,27 @@ def free_folder(parent: Path, name: str) -> Path:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The rounds that a run has recorded."""
+    """The rounds that a run has recorded. A last line cut short, as by a power failure, does not count."""
     try:
         lines = (folder / METRICS).read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise UsageError(f"{folder} holds no run: {METRICS} cannot be read ({error.strerror})") from error
-    return [json.loads(line) for line in lines]
+    metrics = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            metrics.append(json.loads(line))
+        except json.JSONDecodeError as error:
+            if number < len(lines):
+                raise UsageError(f"{folder / METRICS} is damaged in line {number}") from error
+    return metrics
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """What `summary.json` holds; nothing if the run has not come to write it."""
+    try:
+        summary: dict[str, Any] = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+        return summary
+    except FileNotFoundError:
+        return {}
+    except (OSError, json.JSONDecodeError) as error:
+        raise UsageError(f"{folder / SUMMARY} cannot be read: {error}") from error

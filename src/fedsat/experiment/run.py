@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from fedsat import data
 from fedsat.algorithms import Model
@@ -46,7 +45,6 @@ class Setup:
 
     config: Config
     federation: data.Federation
-    module: nn.Module
     engine: Engine
     device: torch.device
     notes: list[str]
@@ -55,6 +53,8 @@ class Setup:
     def of(config: Config) -> Setup:
         """Load the data, split it, build the model and the engine."""
         device = pick_device(config.device)
+        if device.type == "cuda":  # graphs and Triton kernels go to the current device, whatever their tensors are on
+            torch.cuda.set_device(device)
         dataset = data.load(config.dataset, image_size=config.image_size, seed=config.seed)
         if config.augment != "none" and len(dataset.input_shape) != 3:
             raise UsageError(f"augment is {config.augment!r}, which needs images; {dataset.name} has none")
@@ -67,7 +67,7 @@ class Setup:
             config.engine, module, federation, config.algorithm, training, device, config.precision
         )
         notes = [text for text in (dataset.note, note) if text]
-        return Setup(config, federation, module, engine, device, notes)
+        return Setup(config, federation, engine, device, notes)
 
 
 @dataclass
@@ -79,8 +79,9 @@ class Run:
     folder: RunFolder | None = None
     metrics: list[dict[str, Any]] = field(default_factory=list)
     evaluation: Evaluation | None = None
+    client_accuracies: Floats | None = None
+    """Every client's accuracy at the last evaluation; `metrics` has their spread."""
     best_accuracy: float = -1.0
-    seconds: float = 0.0
 
     @property
     def model(self) -> Model:
@@ -108,21 +109,26 @@ class Run:
         config, engine = self.setup.config, self.setup.engine
         played = play_round(engine, self.training, Calls(config.per_round, config.workers, config.seed))
         line = round_line(played)
-        if played.number % config.evaluate_every == 0 or played.number == config.rounds:
-            with clocked(played.seconds, "evaluate"):
-                self.evaluation = engine.evaluate(self.model)
-                line |= evaluation_line(self.evaluation, self._client_accuracy(self.model, self.evaluation))
-                line |= self._reported_models()
-            if self.evaluation.accuracy > self.best_accuracy:
-                self.best_accuracy = self.evaluation.accuracy
-                if self.folder is not None:
-                    self.folder.save_model(self.model, BEST_MODEL)
-        line["seconds"] = {name: round(spent, 6) for name, spent in played.seconds.items()}
-        self.seconds += sum(played.seconds.values())
-        self.metrics.append(line)
-        if self.folder is not None:
-            self.folder.add_round(line)
+        try:
+            if played.number % config.evaluate_every == 0 or played.number == config.rounds:
+                with clocked(played.seconds, "evaluate", engine.device):
+                    line |= self._evaluate()
+        finally:  # a round that was played is recorded, even if its evaluation is interrupted
+            line["seconds"] = {name: round(spent, 6) for name, spent in played.seconds.items()}
+            self.metrics.append(line)
+            if self.folder is not None:
+                self.folder.add_round(line)
         return line
+
+    def _evaluate(self) -> dict[str, Any]:
+        """What an evaluated round adds to its line; the best model so far is put aside."""
+        self.evaluation = evaluation = self.setup.engine.evaluate(self.model)
+        self.client_accuracies = self._client_accuracy(self.model, evaluation)
+        if evaluation.accuracy > self.best_accuracy:
+            self.best_accuracy = evaluation.accuracy
+            if self.folder is not None:
+                self.folder.save_model(self.model, BEST_MODEL)
+        return evaluation_line(evaluation, self.client_accuracies) | self._reported_models()
 
     def _reported_models(self) -> dict[str, Any]:
         """What an evaluated round adds for a method that reports other models besides the global one."""
@@ -146,9 +152,11 @@ class Run:
         """Write the last files; `status` is completed, interrupted or failed."""
         if self.folder is None:
             return
-        summary = {"status": status, **({"error": error} if error else {}), **self.summary}
-        if self.evaluation is not None:
+        summary: dict[str, Any] = {"status": status, **({"error": error} if error else {})}
+        summary |= {"method": self.setup.config.method, **self.summary}
+        if self.evaluation is not None and self.client_accuracies is not None:
             summary["confusion"] = self.evaluation.confusion.tolist()
+            summary["client_accuracies"] = _known(self.client_accuracies.round(4))
         summary["class_names"] = list(self.setup.federation.dataset.class_names)
         summary["made_with"] = surroundings(self.setup.device)
         self.folder.finish(summary, self.model)
@@ -211,12 +219,17 @@ def evaluation_line(evaluation: Evaluation, client_accuracy: Floats) -> dict[str
     return {
         "test_accuracy": evaluation.accuracy,
         "balanced_accuracy": evaluation.balanced_accuracy,
-        "test_loss": evaluation.loss,
-        "recall": [None if np.isnan(value) else float(value) for value in recall],
+        "test_loss": evaluation.loss if np.isfinite(evaluation.loss) else None,
+        "recall": _known(recall),
         "worst_class": evaluation.worst_class,
         "worst_recall": float(recall[evaluation.worst_class]),
         "client_accuracy": spread(client_accuracy),
     }
+
+
+def _known(values: Floats) -> list[float | None]:
+    """Numbers as JSON can hold them: null for those that are not defined."""
+    return [None if np.isnan(value) else float(value) for value in values]
 
 
 def summarise(metrics: list[dict[str, Any]]) -> dict[str, Any]:
@@ -271,16 +284,25 @@ def pick_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise UsageError(f"device is {name!r}; it must be auto, cpu, cuda or cuda:N") from error
-    if device.type not in ("cpu", "cuda"):
+    if device.type not in ("cpu", "cuda") or (device.type == "cpu" and device.index):
         raise UsageError(f"device is {name!r}; it must be auto, cpu, cuda or cuda:N")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UsageError(f"device is {name!r}, but torch finds {torch.cuda.device_count()} CUDA devices here")
     return device
 
 
+def _processor() -> str:
+    """The processor's name, which Linux tells only in a file."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
 def surroundings(device: torch.device) -> dict[str, Any]:
     """Versions, hardware and command: what else a reader needs to judge the numbers."""
-    hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu"
+    hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
     return {
         "fedsat": __version__,
         "torch": torch.__version__,

@@ -36,7 +36,24 @@ def build_model(spec: Spec, input_shape: tuple[int, ...], classes: int, seed: in
     # torch's layers draw their weights from the global generator: it is borrowed and put back as it was.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(generator(seed, "model").integers(2**62)))
-        return models.entry(name).part(**options)
+        module = models.entry(name).part(**options)
+    _check_fit(module, name, input_shape, classes)
+    return module
+
+
+def _check_fit(module: nn.Module, name: str, input_shape: tuple[int, ...], classes: int) -> None:
+    """Refuse a network that does not turn samples into one number for each class."""
+    was_training = module.training
+    try:
+        with torch.no_grad():
+            found = tuple(module.eval()(torch.zeros(2, *input_shape)).shape)
+    except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UsageError(f"model {name!r} cannot take samples of shape {list(input_shape)}: {reason}") from error
+    finally:
+        module.train(was_training)
+    if found != (2, classes):
+        raise UsageError(f"model {name!r} gives {list(found)} for 2 samples; it must be [2, {classes}], one per class")
 
 
 def image_shape(input_shape: tuple[int, ...], model: str) -> tuple[int, int, int]:

@@ -1,0 +1,79 @@
+"""The stacked engine on a GPU: graphs equal the sequential engine, Triton's convolutions equal torch's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from test_stacked import CALLS, furthest, image_dataset, play
+
+from fedsat.algorithms import algorithms
+from fedsat.data import Federation
+from fedsat.engine import LocalTraining, SequentialEngine, StackedEngine, play_round, start
+from fedsat.engine.fold import FoldedNetwork
+from fedsat.models import build_model
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def engine(kind: str, algorithm: str, model: Any, lanes: int | None = 3) -> Any:
+    dataset = image_dataset()
+    federation = Federation.build(dataset, {"name": "lqsmc", "classes_per_client": 2}, 9, 3)
+    module, method = build_model(model, dataset.input_shape, dataset.classes, 3), algorithms.build(algorithm)
+    parts = (module, federation, method, LocalTraining(1, 5, 0.05, True, 3), torch.device("cuda"), torch.float64)
+    if kind == "sequential":
+        return SequentialEngine(*parts)
+    return StackedEngine(FoldedNetwork(module, method.uses_features), *parts, lanes=lanes)
+
+
+@pytest.mark.parametrize("algorithm", list(algorithms))
+@pytest.mark.parametrize("model", ["mlp", "lenet5", {"name": "resnet8", "width": 4}], ids=str)
+def test_graphs_equal_the_sequential_engine(algorithm: str, model: Any) -> None:
+    one, _ = play(engine("sequential", algorithm, model), 2)
+    many, _ = play(engine("stacked", algorithm, model), 2)
+    assert furthest(one.server.model.params, many.server.model.params) < 1e-9
+    assert furthest(one.server.model.buffers, many.server.model.buffers) < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "kernel", "stride", "padding", "side"),
+    [(3, 20, 3, 1, 1, 9), (64, 64, 3, 1, 1, 8), (16, 130, 3, 2, 1, 11), (20, 17, 1, 2, 0, 7)],
+)
+@pytest.mark.parametrize("clients", [1, 5])
+def test_triton_equals_torch(
+    clients: int, inputs: int, outputs: int, kernel: int, stride: int, padding: int, side: int
+) -> None:
+    from fedsat.engine.triton_conv import StackedConvolution  # noqa: PLC0415 (needs Triton)
+
+    draw = torch.Generator("cuda").manual_seed(0)
+    options = {"device": "cuda", "generator": draw}
+    x = torch.randn(4, clients * inputs, side, side, **options).bfloat16().requires_grad_()
+    weight = (0.1 * torch.randn(clients, outputs, inputs, kernel, kernel, **options)).requires_grad_()
+    ours = StackedConvolution.apply(x, weight, stride, padding)
+    exact = (x.double(), weight.bfloat16().double())
+    wanted = torch.nn.functional.conv2d(exact[0], exact[1].flatten(0, 1), None, stride, padding, 1, clients)
+    pull = torch.randn(wanted.shape, **options).bfloat16()
+    pairs = zip(
+        (ours, *torch.autograd.grad(ours, (x, weight), pull)),
+        (wanted, *torch.autograd.grad(wanted, (x, weight), pull.double())),
+        strict=True,
+    )
+    for left, right in pairs:
+        assert float((left.double() - right.double()).norm() / right.double().norm()) < 1e-2
+
+
+def test_running_out_of_memory_halves_the_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = engine("stacked", "fedavg", "mlp", lanes=4)
+    begin, failures = algorithms.entry("fedavg").part.begin, [0]
+
+    def short_of_memory(self: Any, task: Any) -> Any:
+        if len(task.class_counts) > 2:
+            failures[0] += 1
+            raise torch.cuda.OutOfMemoryError("no room")
+        return begin(self, task)
+
+    monkeypatch.setattr(algorithms.entry("fedavg").part, "begin", short_of_memory)
+    play_round(made, start(made), CALLS)
+    assert failures == [1]
+    assert made.lanes == 2
