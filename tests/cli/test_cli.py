@@ -80,13 +80,78 @@ def test_parts_on_and_off(capsys: pytest.CaptureFixture[str]) -> None:
     assert models["bare"] == models["fedavg"] != models["both"]
 
 
-def test_compare(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = fedsat(capsys, "compare", *SMALL, "--algorithms", "fedavg,fedsat", "--out", "both")
+def test_compare_over_seeds_goes_on_where_it_was(capsys: pytest.CaptureFixture[str]) -> None:
+    call = ["compare", *SMALL, "--algorithms", "fedavg,fedsat", "--target", "10", "--out", "both"]
+    code, out, _ = fedsat(capsys, *call)
     assert code == 0
-    assert "lowest client %" in out
-    assert Path("both/comparison.png").read_bytes().startswith(b"\x89PNG")
-    assert Path("both/fedavg/summary.json").exists()
-    assert Path("both/fedsat/summary.json").exists()
+    assert "to 10 %" in out
+    assert out.rstrip().endswith("page: both/report.html")
+    assert Path("both/report.html").read_text().startswith("<!doctype html>")
+    stamp = Path("both/fedavg-seed0/summary.json").stat().st_mtime_ns
+    # An interrupted run is not counted and not touched.
+    Path("both/fedsat-seed0/summary.json").write_text('{"status": "interrupted"}')
+    code, out, _ = fedsat(capsys, *call, "--seeds", "2")
+    assert code == 0
+    assert "1 of 4 runs are done already" in out
+    assert "±" in out
+    assert Path("both/fedavg-seed0/summary.json").stat().st_mtime_ns == stamp
+    assert json.loads(Path("both/fedsat-seed0/summary.json").read_text()) == {"status": "interrupted"}
+    assert {path.name for path in Path("both").iterdir() if path.is_dir()} == {
+        "fedavg-seed0", "fedavg-seed1", "fedsat-seed0", "fedsat-seed0-2", "fedsat-seed1",
+    }  # fmt: skip
+    code, out, _ = fedsat(capsys, *call, "--seeds", "2")
+    assert "4 of 4 runs are done already" in out
+
+
+def test_compare_with_a_grid(capsys: pytest.CaptureFixture[str]) -> None:
+    grid = ["--grid", "gamma=0.5,0.9", "--grid", "lr=0.05"]
+    code, out, _ = fedsat(capsys, "compare", *SMALL, "--algorithms", "fedavg,fedsat", *grid, "--out", "grid")
+    assert code == 0
+    assert "fedsat gamma=0.5" in " ".join(out.split())
+    assert {path.name for path in Path("grid").iterdir() if path.is_dir()} == {
+        "fedavg-lr=0.05-seed0", "fedsat-gamma=0.5-lr=0.05-seed0", "fedsat-gamma=0.9-lr=0.05-seed0",
+    }  # fmt: skip
+
+
+def test_a_method_that_diverges_does_not_stop_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    grid = ["--grid", "lr=1e30,0.05"]
+    code, out, err = fedsat(capsys, "compare", *SMALL, "--algorithms", "fedavg", *grid, "--out", "both")
+    assert (code, err.count("\n")) == (1, 1)
+    assert "1 of 2 runs failed: fedavg-lr=1e+30-seed0: round 1, client" in err
+    assert "page: both/report.html" in out
+
+
+def test_report(capsys: pytest.CaptureFixture[str]) -> None:
+    fedsat(capsys, "run", *SMALL, "--out", "one")
+    code, out, _ = fedsat(capsys, "report", "one", "--figures", "figures", "--out", "pages/one.html")
+    assert code == 0
+    assert "page: pages/one.html" in out
+    page = Path("pages/one.html").read_text()
+    assert '"federation":0' in page
+    assert len(json.loads(Path("one/summary.json").read_text())["client_accuracies"]) == 30
+    names = {path.name for path in Path("figures").iterdir()}
+    for (
+        name
+    ) in "accuracy worst lowest effective clients partition recall-fedsat weights-fedsat confusion-fedsat".split():
+        assert {f"{name}.png", f"{name}.svg"} <= names
+    assert Path("figures/accuracy.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_paper(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = fedsat(capsys, "paper", "list")
+    assert code == 0
+    assert "figure-scalability" in out
+    call = ["paper", "run", "table-lsmc", "--only", "model=mlp,classes_per_client=2,method=fedavg,scaffold,fedsat"]
+    code, out, _ = fedsat(capsys, *call)
+    assert code == 0
+    assert "results: runs/paper/table-lsmc-smoke.csv" in out
+    code, out, _ = fedsat(capsys, *call)
+    assert "3 of 3 runs are done already" in out
+    code, out, _ = fedsat(capsys, "paper", "show", "table-lsmc", "--results", "runs/paper")
+    assert code == 0
+    assert "90.10" in out
+    assert "rank correlation with the paper" in out
+    assert "nothing here can be compared with the paper" in out
 
 
 def test_lists(capsys: pytest.CaptureFixture[str]) -> None:
@@ -167,6 +232,15 @@ WRONG = [
     (["run", "--nothing"], "No such option: --nothing"),
     (["list", "algorithm"], "did you mean 'algorithms'?"),
     (["compare", "--algorithms", ","], "names no method"),
+    (["compare", "--grid", "gama=1,2"], "did you mean 'gamma'?"),
+    (["compare", "--grid", "gamma"], "--grid takes key=value"),
+    (["compare", "--grid", "gamma="], "gives gamma no value"),
+    (["compare", "--seeds", "0"], "--seeds"),
+    (["report", "nowhere"], "no folder nowhere"),
+    (["paper", "run", "table-lx"], "did you mean 'table-ls'?"),
+    (["paper", "run", "table-ls", "--only", "mnist"], "--only takes column=value"),
+    (["paper", "run", "table-ls", "--scale", "tiny"], "unknown scale"),
+    (["paper", "show", "table-ls"], "fedsat paper run table-ls"),
     (["jump"], "No such command 'jump'"),
     (["run", "--device", "cuda:99"], "CUDA devices"),
 ]

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from fedsat.cli import data, listing, training
+from fedsat.cli import data, listing, paper, training
 from fedsat.errors import FedsatError, UsageError
 from fedsat.version import __version__
 
@@ -23,6 +23,8 @@ app = typer.Typer(
 )
 app.command("run")(training.run)
 app.command("compare")(training.compare)
+app.command("report")(training.report)
+app.add_typer(paper.app, name="paper")
 app.add_typer(data.app, name="data")
 app.command("list")(listing.show)
 
@@ -68,8 +70,12 @@ def _carry_out(arguments: list[str], debug: bool) -> int:
         if debug:
             raise
         known = isinstance(error, FedsatError)
-        _say(str(error) if known else f"unexpected {type(error).__name__}: {error} (--debug shows where)")
+        _say(str(error) if known else f"unexpected {type(error).__name__}: {_first_line(error)} (--debug shows where)")
         return 2 if isinstance(error, UsageError) else 1
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
 
 
 def _say(line: str) -> None:

@@ -1,22 +1,25 @@
-"""`fedsat run` and `fedsat compare`."""
+"""`fedsat run`, `fedsat compare` and `fedsat report`."""
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from fedsat import experiment
 from fedsat.algorithms import algorithms
-from fedsat.cli.options import configured
-from fedsat.cli.screen import Watcher, describe_setup
-from fedsat.errors import FedsatError, UsageError
-from fedsat.experiment.config import Config, override
+from fedsat.cli.batch import Job, carry_out, say, train
+from fedsat.cli.options import configured, split_setting
+from fedsat.errors import UsageError, unknown
+from fedsat.experiment.config import Config, override, parse_values, setting_names
 from fedsat.experiment.record import free_folder
-from fedsat.report.plots import save_curves
+from fedsat.experiment.store import Shelf, StoredRun, file_name
+from fedsat.report.groups import find_runs, group_runs
 from fedsat.report.tables import comparison_table, run_table
+
+PAGE = "report.html"
 
 Out = Annotated[
     Path | None,
@@ -28,10 +31,10 @@ Out = Annotated[
 def run(table: dict[str, Any], out: Out = None) -> None:
     """Train one federation and show what it learned."""
     console, config = Console(), Config.of(table)
-    folder = out or free_folder(Path("runs"), _name(config, config.method))
-    finished = _train(console, config, folder)
-    console.print(run_table(finished))
-    console.print(f"files: {folder}", markup=False, highlight=False)
+    folder = out or free_folder(Path("runs"), _name(config, f"{config.method}-seed{config.seed}"))
+    train(console, config, folder)
+    console.print(run_table(StoredRun.read(folder)))
+    say(console, f"files: {folder}")
 
 
 @configured(without=("algorithm",))
@@ -39,40 +42,96 @@ def compare(
     table: dict[str, Any],
     algorithms_: Annotated[
         str, typer.Option("--algorithms", help="methods to compare, separated by commas")
-    ] = "fedavg,fedsat",
+    ] = "fedavg,scaffold,fedsat",
+    seeds: Annotated[int, typer.Option(help="runs of each, with this seed and the next ones", min=1)] = 1,
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(help="values of a setting to try, each with all others; may be repeated", metavar="KEY=A,B,C"),
+    ] = None,
+    target: Annotated[
+        float | None,
+        typer.Option(help="accuracy in per cent; shows the rounds until it is held", min=0, max=100, metavar="NUMBER"),
+    ] = None,
     out: Out = None,
 ) -> None:
-    """Train the same federation with several methods and show them side by side."""
+    """Train the same federation with several methods and show them side by side.
+
+    Runs that OUT has already are not repeated, so an interrupted comparison goes on, and methods or seeds can be added.
+    """
     console = Console()
-    names = [name.strip() for name in algorithms_.split(",") if name.strip()]
+    jobs = _jobs(table, algorithms_, seeds, grid or [])
+    folder = out or Path("runs") / _name(jobs[0].config, "compare")
+    outcome = carry_out(console, jobs, Shelf(folder))
+    groups = group_runs(outcome.runs)
+    if groups:
+        from fedsat.report.page import write_page  # noqa: PLC0415 (not needed to train)
+
+        share = None if target is None else target / 100
+        console.print(comparison_table(groups, share))
+        page = write_page(groups, folder / PAGE, share)
+        say(console, f"files: {folder}")
+        say(console, f"page: {page}")
+    outcome.complain()
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="folders of runs, or of comparisons", show_default=False)],
+    out: Annotated[Path, typer.Option(help="the page")] = Path(PAGE),
+    target: Annotated[
+        float | None,
+        typer.Option(help="accuracy in per cent; shows the rounds until it is held", min=0, max=100, metavar="NUMBER"),
+    ] = None,
+    figures: Annotated[
+        Path | None, typer.Option(help="folder for the same figures as PNG and SVG", show_default=False)
+    ] = None,
+) -> None:
+    """Write one page that shows runs side by side: curves, classes, clients, weights, table, configuration."""
+    from fedsat.report.page import write_page  # noqa: PLC0415 (not needed to train)
+
+    console, share = Console(), None if target is None else target / 100
+    groups = group_runs(find_runs(runs))
+    if not groups:
+        raise UsageError("none of these runs has been evaluated yet: there is nothing to show")
+    console.print(comparison_table(groups, share))
+    if figures is not None:
+        from fedsat.report.figures import write_figures  # noqa: PLC0415 (matplotlib is slow to import)
+
+        write_figures(groups, figures)
+        say(console, f"figures: {figures}")
+    say(console, f"page: {write_page(groups, out, share)}")
+
+
+def _jobs(table: dict[str, Any], methods: str, seeds: int, grid: list[str]) -> list[Job]:
+    """One job for each method, choice of the grid and seed; a method without a grid's setting has it left out."""
+    names = [name.strip() for name in methods.split(",") if name.strip()]
     if not names:
         raise UsageError(f"--algorithms names no method; known: {', '.join(algorithms)}")
-    configs = [Config.of(override(table, [("algorithm", name)])) for name in names]
-    folder = out or free_folder(Path("runs"), _name(configs[0], "compare"))
-    runs = {config.method: _train(console, config, folder / config.method) for config in configs}
-    console.print(comparison_table(list(runs.values())))
-    picture = folder / "comparison.png"
-    save_curves({method: finished.metrics for method, finished in runs.items()}, picture)
-    console.print(f"files: {folder}   picture: {picture}", markup=False, highlight=False)
+    swept = dict(_values(text) for text in grid)
+    tables = {name: override(table, [("algorithm", name)]) for name in dict.fromkeys(names)}
+    known = {name: setting_names(own) for name, own in tables.items()}
+    for key in swept:
+        if not any(key in own for own in known.values()):
+            raise unknown("setting", key, set().union(*known.values()))
+    jobs = []
+    for name, own in tables.items():
+        choices = [[(key, value) for value in values] for key, values in swept.items() if key in known[name]]
+        for settings in itertools.product(*choices):
+            for seed in range(own["seed"], own["seed"] + seeds):
+                config = Config.of(override(own, [*settings, ("seed", seed)]))
+                words = [config.method, *(f"{key}={value}" for key, value in settings), f"seed{seed}"]
+                jobs.append(Job("-".join(words), config))
+    return jobs
+
+
+def _values(text: str) -> tuple[str, list[Any]]:
+    key, values = split_setting(text, "--grid")
+    parsed = parse_values(values)
+    if not parsed:
+        raise UsageError(f"--grid {text!r} gives {key} no value")
+    return key, parsed
 
 
 def _name(config: Config, what: str) -> str:
-    """The name of a run's folder: data, how it is split, what is done, seed."""
+    """The name of a folder in `runs`: data, how it is split, what is done."""
     partition = config.table()["partition"]["name"]
-    name = f"{Path(config.dataset).name}-{partition}-{what}-seed{config.seed}"
-    return name.replace(":", ".").replace("/", ".")
-
-
-def _train(console: Console, config: Config, folder: Path) -> experiment.Run:
-    """Carry out one run under the user's eyes."""
-    prepared = experiment.prepare(config, folder)
-    console.print(describe_setup(prepared), markup=False, highlight=False)
-    for note in prepared.notes:
-        console.print(f"note: {note}", markup=False, highlight=False)
-    try:
-        with Watcher(console, config.method, config.rounds) as watcher:
-            return experiment.carry_on(prepared, watcher)
-    except (KeyboardInterrupt, FedsatError):
-        rounds = prepared.training.rounds
-        console.print(f"{rounds} rounds are kept in {folder}", markup=False, highlight=False)
-        raise
+    return file_name(f"{Path(config.dataset).name}-{partition}-{what}")

@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
-from fedsat.experiment import Run
+from fedsat.experiment.store import StoredRun
+from fedsat.report.groups import Group, common_settings
+from fedsat.report.standings import (
+    QUALITIES,
+    legend,
+    marks,
+    mean,
+    quickest,
+    rounds_written,
+    standings,
+    written,
+)
 
 
-def run_table(run: Run) -> Table:
+def run_table(run: StoredRun) -> Table:
     """What one run came to: the last round, the mean of the last ten, the best."""
-    summary, names = run.summary, run.setup.federation.dataset.class_names
-    table = Table(title=f"{run.setup.config.method}, {summary['rounds']} rounds", box=box.SIMPLE_HEAD)
+    summary, names = run.summary, run.summary["class_names"]
+    table = Table(title=f"{run.method}, {summary['rounds']} rounds", box=box.SIMPLE_HEAD)
     for heading in ("", "accuracy %", "worst class %", "lowest client %"):
         table.add_column(heading, justify="left" if not heading else "right")
     for model, quoted in _models(summary):
         table.add_row(
             f"last round{model}",
             percent(quoted["test_accuracy"]),
-            f"{percent(quoted['worst_recall'])} ({names[quoted['worst_class']]})",
+            Text(f"{percent(quoted['worst_recall'])} ({names[quoted['worst_class']]})"),
             percent(quoted["lowest_client"]),
         )
         ten = quoted["last_ten"]
@@ -34,28 +47,36 @@ def run_table(run: Run) -> Table:
     return table
 
 
-def comparison_table(runs: list[Run]) -> Table:
-    """Methods side by side: means of the last ten rounds, with the last and the best round's accuracy beside."""
-    config = runs[0].setup.config
-    setting = f"{config.dataset}, {config.table()['partition']['name']}, {config.rounds} rounds, seed {config.seed}"
-    table = Table(title=f"{setting}: means of the last ten rounds", box=box.SIMPLE_HEAD)
-    for heading in ("", "accuracy %", "worst class %", "lowest client %", "last %", "best %", "seconds", "MB"):
-        table.add_column(heading, justify="left" if not heading else "right")
-    for run in runs:
-        summary = run.summary
-        for model, quoted in _models(summary):
-            ten = quoted["last_ten"]
-            table.add_row(
-                run.setup.config.method + model,
-                percent(ten["test_accuracy"]),
-                percent(ten["worst_recall"]),
-                percent(ten["lowest_client"]),
-                percent(quoted["test_accuracy"]),
-                percent(quoted["best"]["test_accuracy"]),
-                f"{summary['seconds']:.1f}",
-                f"{(summary['bytes_down'] + summary['bytes_up']) / 1e6:,.0f}",
-            )
+def comparison_table(groups: Sequence[Group], target: float | None = None) -> Table:
+    """Methods side by side over seeds; the best of each column in bold, ties with it marked."""
+    found = standings(groups, target)
+    # Little air, so that it fits into 80 columns.
+    table = Table(title=Text(common_settings(groups)), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    table.add_column("", overflow="fold", min_width=min(12, max(len(standing.label) for standing in found)))
+    headings = ["accuracy\n%", "worst\nclass %", "lowest\nclient %", "last\n%", "best\n%"]
+    headings += [f"rounds\nto {100 * target:g} %"] if target is not None else []
+    for heading in (*headings, "s", "MB"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    marked = [marks([standing.qualities[key] for standing in found]) for key in QUALITIES]
+    fewest = quickest([standing.reached for standing in found])
+    for index, standing in enumerate(found):
+        cells = [
+            _marked(written(standing.qualities[key]), column[index])
+            for key, column in zip(QUALITIES, marked, strict=True)
+        ]
+        cells += [Text(percent(mean(standing.last))), Text(percent(mean(standing.best)))]
+        if target is not None:
+            led = fewest is not None and quickest([standing.reached]) == fewest
+            cells.append(_marked(rounds_written(standing.reached), "best" if led else ""))
+        cells += [Text(f"{standing.seconds:.1f}"), Text(f"{standing.megabytes:,.0f}")]
+        table.add_row(Text(standing.label), *cells)
+    table.caption = legend(found)
     return table
+
+
+def _marked(text: str, mark: str) -> Text:
+    """A cell: the best in bold, a tie with ≈; one place is kept free for it so that numbers stay in line."""
+    return Text(f"{text}≈" if mark == "tie" else f"{text} ", style="bold" if mark == "best" else "")
 
 
 def _models(summary: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:

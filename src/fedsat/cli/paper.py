@@ -1,0 +1,196 @@
+"""`fedsat paper list`, `run`, `show` and `write`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fedsat.cli.batch import Job, carry_out, say
+from fedsat.cli.options import read_settings
+from fedsat.errors import UsageError, unknown
+from fedsat.experiment.store import ONLY_HOW, Shelf
+from fedsat.paper import SCALES, STUDIES, Study, find
+from fedsat.paper.document import spread, write_document
+from fedsat.paper.results import Result, add_results, read_results, results_file, results_of
+from fedsat.paper.studies import ROUNDS, cells, configure, select
+from fedsat.paper.verdict import Entry, compare, missing, verdict_lines
+
+app = typer.Typer(help="The paper's tables and figures: run them, and see ours beside its.", rich_markup_mode=None)
+
+Name = Annotated[str, typer.Argument(help="a table or figure, as listed by fedsat paper list", show_default=False)]
+Results = Annotated[Path, typer.Option("--results", help="folder of the results files")]
+Only = Annotated[
+    str | None,
+    typer.Option(help="cells to take, such as dataset=mnist,model=lenet5,method=fedavg,fedsat", show_default=False),
+]
+CHECKPOINTS = (1, 10, 20, 50, 100, 200, 400)
+"""The rounds at which curves are told in a table."""
+
+
+@app.command("list")
+def list_studies() -> None:
+    """List the tables and figures, their cells and numbers."""
+    table = Table(box=box.SIMPLE_HEAD)
+    for heading in ("", "what it shows", "runs", "numbers", "columns to choose by"):
+        table.add_column(heading, no_wrap=heading == "")
+    for study in STUDIES.values():
+        own = cells(study)
+        columns = [study.contender, *(key for key, _ in own[0].setting)]
+        printed = sum(len(cell.printed) for cell in own)
+        table.add_row(study.name, study.title, str(len(own)), str(printed or "–"), ", ".join(columns))
+    console = Console()
+    console.print(table)
+    rounds = ", ".join(f"{model} {number}" for model, number in ROUNDS.items())
+    for name, meaning in SCALES.items():
+        say(console, f"--scale {name}: {meaning}" + (f" ({rounds} rounds)" if name == "full" else ""))
+
+
+@app.command("run")
+def run(
+    name: Name,
+    only: Only = None,
+    scale: Annotated[str, typer.Option(help=", ".join(SCALES))] = "smoke",
+    seeds: Annotated[int, typer.Option(help="runs of each cell, with this seed and the next ones", min=1)] = 1,
+    seed: Annotated[int, typer.Option(help="the first seed", min=0)] = 0,
+    also: Annotated[
+        str | None, typer.Option(help="methods that the paper does not have, such as fedsat-paper", show_default=False)
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="any other setting, such as augment=crop-flip", metavar="KEY=VALUE"),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="folder of the runs, shared by all tables and figures")] = Path(
+        "runs/paper"
+    ),
+    results: Annotated[
+        Path | None, typer.Option(help="folder of the results files [results; OUT for smoke]", show_default=False)
+    ] = None,
+) -> None:
+    """Run the cells of a table or figure that are not done yet, and keep what they come to as a small file."""
+    console, study = Console(), find(name)
+    if scale not in SCALES:
+        raise unknown("scale", scale, SCALES)
+    settings = read_settings(set_ or [])
+    others = [text.strip() for text in (also or "").split(",") if text.strip()]
+    chosen = [
+        (cell, configure(study, cell, scale, number, settings))
+        for number in range(seed, seed + seeds)
+        for cell in select(study, _choice(only), others)
+    ]
+    jobs = [Job(_run_name(config.table(), config.method), config) for _, config in chosen]
+    shelf, path = Shelf(out), results_file(results or (out if scale == "smoke" else Path("results")), study, scale)
+    try:
+        outcome = carry_out(console, jobs, shelf)
+    finally:
+        # Interrupted or not, what is done is kept.
+        extra = ", ".join(f"{key}={value}" for key, value in settings if key not in ONLY_HOW)
+        found = ((cell, shelf.find(config)) for cell, config in chosen)
+        lines = [line for cell, done in found if done is not None for line in results_of(cell, extra, scale, done)]
+        if lines:
+            add_results(path, lines)
+    say(console, f"results: {path}")
+    outcome.complain()
+
+
+@app.command("show")
+def show(
+    name: Name,
+    scale: Annotated[str | None, typer.Option(help="[the largest that has results]", show_default=False)] = None,
+    results: Results = Path("results"),
+) -> None:
+    """Show our results beside the paper's, cell by cell, and what they come to."""
+    console, study = Console(), find(name)
+    kept, used = _read(study, scale, results)
+    entries = compare(study, kept)
+    for where in dict.fromkeys(entry.where for entry in entries):
+        console.print(_table(where or study.title, [entry for entry in entries if entry.where == where]))
+    if not any(cell.printed for cell in cells(study)):
+        console.print(_curves(kept))
+    for line in verdict_lines(study, entries):
+        say(console, line)
+    absent = len(missing(study, kept))
+    say(console, f"{study.name}, {used}: {len(cells(study)) - absent} of {len(cells(study))} cells are done")
+    if used == "smoke":
+        say(console, "smoke is on other data with small networks: nothing here can be compared with the paper")
+
+
+@app.command("write")
+def write(
+    results: Results = Path("results"),
+    out: Annotated[Path, typer.Option(help="the page")] = Path("docs/results.md"),
+) -> None:
+    """Write the page about all kept results."""
+    say(Console(), f"page: {write_document(results, out)}")
+
+
+def _choice(only: str | None) -> dict[str, list[str]]:
+    """The columns and values of `dataset=mnist,method=fedavg,fedsat`: a word without = is one more value."""
+    choice: dict[str, list[str]] = {}
+    for word in (only or "").split(","):
+        key, equals, value = word.partition("=")
+        if equals:
+            choice.setdefault(key.strip(), []).append(value.strip())
+        elif word.strip():
+            if not choice:
+                raise UsageError(f"--only takes column=value, not {word!r}")
+            choice[next(reversed(choice))].append(word.strip())
+    return choice
+
+
+def _run_name(table: dict[str, object], method: str) -> str:
+    """A run's folder: readable, and unique enough; the configuration inside is what counts."""
+    part, model = table["partition"], table["model"]
+    assert isinstance(part, dict)
+    assert isinstance(model, dict)
+    count = part.get("classes_per_client", "")
+    return f"{table['dataset']}-{model['name']}-{part['name']}{count}-lr{table['lr']}-{method}-seed{table['seed']}"
+
+
+def _read(study: Study, scale: str | None, folder: Path) -> tuple[list[Result], str]:
+    """The results of a study, and their scale."""
+    if scale is not None and scale not in SCALES:
+        raise unknown("scale", scale, SCALES)
+    for used in [scale] if scale else list(reversed(SCALES)):
+        found = read_results(results_file(folder, study, used))
+        if found:
+            return found, used
+    command = f"fedsat paper run {study.name}" + (f" --scale {scale}" if scale else "")
+    raise UsageError(f"{folder} has no results of {study.name} yet; make them with: {command}")
+
+
+def _table(title: str, entries: list[Entry]) -> Table:
+    # Little air, so that it fits into 80 columns.
+    table = Table(title=Text(title), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    table.add_column("", min_width=12)
+    for heading in ("paper", "ours, best\nround", "difference\nto paper", "ours, mean\nof last ten", "last", "seeds"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for entry in entries:
+        table.add_row(
+            f"{entry.contender} {entry.item}".strip(),
+            "–" if entry.printed is None else f"{entry.printed:.2f}",
+            spread(entry.best),
+            "–" if entry.difference is None else f"{entry.difference:+.2f}",
+            spread(entry.last_ten),
+            f"{np.mean(entry.last):.2f}" if entry.last else "–",
+            str(len(entry.last_ten)),
+        )
+    return table
+
+
+def _curves(results: list[Result]) -> Table:
+    """Accuracy at some rounds, for figures that are curves."""
+    table = Table(title="accuracy at round", box=box.SIMPLE_HEAD)
+    shown = sorted({number for result in results for number in result.curve if number in CHECKPOINTS})
+    for heading in ("", "", "seed", *map(str, shown)):
+        table.add_column(heading, justify="right")
+    for result in results:
+        points = [f"{result.curve[number]:.1f}" if number in result.curve else "–" for number in shown]
+        table.add_row(*result.key[:2], str(result.seed), *points)
+    return table

@@ -1,0 +1,120 @@
+"""Runs on disk, found again: what a folder holds, which runs are the same, and where the next one goes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fedsat.errors import UsageError
+from fedsat.experiment.config import Config, complete, read
+from fedsat.experiment.record import CONFIG, SUMMARY, free_folder, read_metrics, read_summary
+from fedsat.experiment.run import summarise
+
+ONLY_HOW = ("engine", "device")
+"""Settings that say how a run is computed and not what: they change the last digits and the time, nothing else."""
+
+
+def identity(table: Mapping[str, Any], *, without: tuple[str, ...] = ()) -> str:
+    """A short text that two runs share if, and only if, they are the same experiment.
+
+    Everything that enters the mathematics or the measures counts: data, partition, model, method with every
+    option, protocol, precision and seed. `engine` and `device` do not; a run's summary records them.
+    """
+    kept = {key: value for key, value in _completed(table).items() if key not in (*ONLY_HOW, *without)}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _completed(table: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`table` with options that were added since it was written; as it is if its own classes are not at hand."""
+    try:
+        return complete(table)
+    except UsageError:
+        return table
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """A run as its folder tells it, finished or not. Its larger files are read when they are asked for."""
+
+    folder: Path
+    table: dict[str, Any]
+    """The configuration as nested plain values."""
+
+    @staticmethod
+    def read(folder: Path) -> StoredRun:
+        """The run in `folder`."""
+        if not (folder / CONFIG).is_file():
+            raise UsageError(f"{folder} holds no run: it has no {CONFIG}")
+        return StoredRun(folder, read(folder / CONFIG))
+
+    @cached_property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The rounds recorded."""
+        return read_metrics(self.folder)
+
+    @cached_property
+    def stored(self) -> dict[str, Any]:
+        """What `summary.json` holds; empty while the run goes on or when it was killed."""
+        return read_summary(self.folder)
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """The numbers to quote, from the rounds recorded, and what `summary.json` adds to them."""
+        return {**summarise(self.metrics), **self.stored}
+
+    @property
+    def method(self) -> str:
+        """The method's name, as the run wrote it down."""
+        return str(self.stored.get("method") or self.table["algorithm"]["name"])
+
+    @property
+    def seed(self) -> int:
+        """The run's seed."""
+        return int(self.table.get("seed", 0))
+
+    @property
+    def evaluated(self) -> list[dict[str, Any]]:
+        """The rounds with test results."""
+        return [line for line in self.metrics if "test_accuracy" in line]
+
+
+class Shelf:
+    """A folder of runs in which a finished one is found by its configuration.
+
+    A run that was interrupted or failed is never touched: the same configuration gets a fresh folder beside it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._finished = {identity(read(path / CONFIG)): path for path in _finished_runs(folder)}
+
+    def find(self, config: Config) -> StoredRun | None:
+        """The finished run of `config`, if there is one."""
+        path = self._finished.get(identity(config.table()))
+        return StoredRun.read(path) if path is not None else None
+
+    def place(self, name: str) -> Path:
+        """A folder for a run to be called `name`; one that holds no run yet."""
+        return free_folder(self.folder, file_name(name))
+
+    def add(self, path: Path) -> StoredRun:
+        """Take note of the finished run in `path`, one of this folder's."""
+        run = StoredRun.read(path)
+        self._finished[identity(run.table)] = path
+        return run
+
+
+def _finished_runs(folder: Path) -> list[Path]:
+    """The folders inside `folder` whose run has come to its end."""
+    candidates = sorted(path.parent for path in folder.glob(f"*/{SUMMARY}") if (path.parent / CONFIG).is_file())
+    return [path for path in candidates if read_summary(path).get("status") == "completed"]
+
+
+def file_name(text: str) -> str:
+    """`text` as the name of a file or folder on any system."""
+    return "".join(sign if sign.isalnum() or sign in "-_.+=," else "." for sign in text)

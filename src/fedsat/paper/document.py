@@ -1,0 +1,82 @@
+"""`docs/results.md` from the kept results: every number in it comes from a file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fedsat.errors import UsageError
+from fedsat.experiment.record import speaking_of, write_whole
+from fedsat.paper.results import Result, made_with, read_results, results_file
+from fedsat.paper.studies import STUDIES, Study, cells
+from fedsat.paper.verdict import Entry, compare, missing, verdict_lines
+
+HEAD = """# Results
+
+Generated from `results/*.csv` by `fedsat paper write`; no number here is typed by hand.
+
+Accuracy in per cent on the full test set, mean ± deviation over seeds where there are several. *Paper* is the printed
+number, which is that of the best round; *best* is ours in the best round, chosen on test data as the paper's is;
+*difference* is ours minus the paper's. *Last ten* is the mean of the last ten rounds, which selects nothing.
+"""
+
+
+def write_document(folder: Path, path: Path) -> Path:
+    """Write the page about all results in `folder`; smoke runs are no results and are left out."""
+    parts = []
+    for study in STUDIES.values():
+        for scale in ("full", "short"):
+            results = read_results(results_file(folder, study, scale))
+            if results:
+                parts.append(section(study, scale, results))
+    if not parts:
+        raise UsageError(f"{folder} holds no results; fedsat paper run makes them")
+    with speaking_of(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, "\n".join([HEAD, *parts]).encode())
+    return path
+
+
+def section(study: Study, scale: str, results: Sequence[Result]) -> str:
+    """One study at one scale: summary, tables, origin, and what is missing."""
+    entries = compare(study, results)
+    lines = [f"## {study.name}, {scale}: {study.title}", ""]
+    lines += [f"- {line}" for line in verdict_lines(study, entries)]
+    for where in dict.fromkeys(entry.where for entry in entries):
+        lines += ["", f"### {where or study.title}", "", *_table([entry for entry in entries if entry.where == where])]
+    absent = missing(study, results)
+    lines += ["", f"{len(cells(study)) - len(absent)} of {len(cells(study))} cells of the paper are here."]
+    if absent:
+        places = "; ".join(dict.fromkeys(cell.where for cell in absent if cell.where))
+        lines += ["", f"Missing: {len(absent)} cells" + (f" in {places}." if places else ".")]
+    lines += ["", *_origin(results), ""]
+    return "\n".join(lines)
+
+
+def _table(entries: Sequence[Entry]) -> list[str]:
+    lines = ["| | paper | best | difference | last ten | last | seeds |", "|---|---|---|---|---|---|---|"]
+    for entry in entries:
+        printed = "–" if entry.printed is None else f"{entry.printed:.2f}"
+        difference = "–" if entry.difference is None else f"{entry.difference:+.2f}"
+        values = [spread(entry.best), difference, spread(entry.last_ten), spread(entry.last)]
+        name = f"{entry.contender} {entry.item}".strip().replace("_", " ")
+        lines.append(f"| {name} | {printed} | {' | '.join(values)} | {len(entry.last_ten)} |")
+    return lines
+
+
+def spread(values: Sequence[float]) -> str:
+    """Mean, and deviation over seeds where there are several; a dash for nothing."""
+    if not values:
+        return "–"
+    noise = f" ± {np.std(values, ddof=1):.2f}" if len(values) > 1 else ""
+    return f"{np.mean(values):.2f}{noise}"
+
+
+def _origin(results: Sequence[Result]) -> list[str]:
+    facts = made_with(results)
+    numbers = sorted(map(int, facts["seed"]))
+    line = f"Seeds {', '.join(map(str, numbers))}; rounds {', '.join(facts['rounds'])}; "
+    line += f"fedsat {', '.join(facts['fedsat'])}, torch {', '.join(facts['torch'])}, {'; '.join(facts['device'])}."
+    return [line, *(f"\n    {command}" for command in facts["command"])]

@@ -1,0 +1,186 @@
+"""What runs of a study came to, kept as small files: one line for each run, with all that is needed to judge it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedsat.errors import UsageError
+from fedsat.experiment.record import speaking_of, write_whole
+from fedsat.experiment.run import LAST
+from fedsat.experiment.store import StoredRun, identity
+from fedsat.paper.studies import Cell, Study
+
+COLUMNS = (
+    "contender",
+    "setting",
+    "extra",
+    "scale",
+    "seed",
+    "accuracy_last_ten",
+    "accuracy_last",
+    "accuracy_best",
+    "best_round",
+    "worst_class_last_ten",
+    "lowest_client_last_ten",
+    "highest_client_last_ten",
+    "recall_last_ten",
+    "curve",
+    "rounds",
+    "seconds",
+    "megabytes",
+    "algorithm",
+    "other_settings",
+    "fedsat",
+    "torch",
+    "device",
+    "command",
+    "finished",
+    "cell",
+)
+POINTS = (1, 2, 5, 10, 20, 30, 40, 50, 75, 100, 150, 200, 250, 300, 350, 400)
+"""The rounds whose accuracy is kept, besides the last."""
+
+
+Key = tuple[str, str, str]
+"""A cell's contender, its setting, and settings that were changed against the paper's protocol."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """One run of a cell, as a line of a results file holds it. Numbers are per cent."""
+
+    line: dict[str, str]
+
+    @property
+    def key(self) -> Key:
+        """Which cell of its study this is."""
+        return self.line["contender"], self.line["setting"], self.line["extra"]
+
+    @property
+    def seed(self) -> int:
+        """The run's seed."""
+        return int(self.line["seed"])
+
+    def number(self, column: str) -> float:
+        """A column's value."""
+        return float(self.line[column])
+
+    @property
+    def recall(self) -> list[float]:
+        """Recall of each class, mean of the last ten rounds; NaN for one that the test set lacks."""
+        return [float(text) for text in self.line["recall_last_ten"].split()]
+
+    @property
+    def curve(self) -> dict[int, float]:
+        """Accuracy at some rounds."""
+        pairs = (point.split(":") for point in self.line["curve"].split())
+        return {int(number): float(accuracy) for number, accuracy in pairs}
+
+
+def results_of(cell: Cell, extra: str, scale: str, run: StoredRun) -> list[Result]:
+    """The line for a finished run, and one for every other model that its method reports."""
+    table, made = run.table, run.stored.get("made_with", {})
+    others = {key: value for key, value in table.items() if key not in ("algorithm", "seed")}
+    about = {
+        "setting": cell.where,
+        "extra": extra,
+        "scale": scale,
+        "seed": run.seed,
+        "rounds": len(run.metrics),
+        "seconds": f"{run.summary['seconds']:.1f}",
+        "megabytes": f"{(run.summary['bytes_down'] + run.summary['bytes_up']) / 1e6:.0f}",
+        "algorithm": json.dumps(table["algorithm"], ensure_ascii=False),
+        "other_settings": json.dumps(others, ensure_ascii=False),
+        **{key: made.get(key) or "" for key in ("fedsat", "torch", "device", "command", "finished")},
+        "cell": identity(table, without=("seed",)),
+    }
+    found = [{"contender": cell.contender, **_numbers(run.summary, run.evaluated, len(run.metrics))}]
+    for name, summary in run.summary.get("models", {}).items():
+        lines = [{"round": line["round"], **line["models"][name]} for line in run.evaluated]
+        found.append({"contender": f"{cell.contender}, {name}", **_numbers(summary, lines, len(run.metrics))})
+    return [Result({key: str(value) for key, value in (numbers | about).items()}) for numbers in found]
+
+
+def _numbers(summary: Mapping[str, Any], evaluated: Sequence[Mapping[str, Any]], rounds: int) -> dict[str, Any]:
+    """What one model came to."""
+    final = [line for line in evaluated if line["round"] > rounds - LAST] or evaluated[-1:]
+    recall = np.array([line["recall"] for line in final], dtype=np.float64).mean(axis=0)
+    kept = {*POINTS, evaluated[-1]["round"]}
+    ten = summary["last_ten"]
+    return {
+        "accuracy_last_ten": _percent(ten["test_accuracy"]),
+        "accuracy_last": _percent(summary["test_accuracy"]),
+        "accuracy_best": _percent(summary["best"]["test_accuracy"]),
+        "best_round": summary["best"]["round"],
+        "worst_class_last_ten": _percent(ten["worst_recall"]),
+        "lowest_client_last_ten": _percent(ten["lowest_client"]),
+        "highest_client_last_ten": _percent(float(np.mean([line["client_accuracy"]["max"] for line in final]))),
+        "recall_last_ten": " ".join(map(_percent, recall)),
+        "curve": " ".join(f"{x['round']}:{_percent(x['test_accuracy'])}" for x in evaluated if x["round"] in kept),
+    }
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f}"
+
+
+def results_file(folder: Path, study: Study, scale: str) -> Path:
+    """Where the results of a study at a scale are kept."""
+    return folder / f"{study.name}-{scale}.csv"
+
+
+def read_results(path: Path) -> list[Result]:
+    """The results in a file; none if there is no file."""
+    if not path.is_file():
+        return []
+    try:
+        lines = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UsageError(f"cannot read the results in {path}: {error}") from error
+    for number, line in enumerate(lines, start=2):
+        missing = [column for column in COLUMNS if line.get(column) is None]
+        if missing:
+            raise UsageError(f"{path} line {number} has no {missing[0]}: it is not a file of results")
+    return [Result(line) for line in lines]
+
+
+def add_results(path: Path, new: Iterable[Result]) -> list[Result]:
+    """Put results into a file; those of other cells and seeds stay.
+
+    Seeds of a cell that ran with another configuration, for example with former defaults, give way: a mean over
+    both would be a mean of nothing.
+    """
+    added = list(new)
+    current = {result.key: result.line["cell"] for result in added}
+    old = [r for r in read_results(path) if current.get(r.key, r.line["cell"]) == r.line["cell"]]
+    kept = {(*result.key, result.seed): result for result in (*old, *added)}
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(result.line for result in kept.values())
+    with speaking_of(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, text.getvalue().encode())
+    return list(kept.values())
+
+
+def by_cell(results: Sequence[Result]) -> dict[Key, list[Result]]:
+    """Results of the same cell together, by seed."""
+    found: dict[Key, list[Result]] = {}
+    for result in sorted(results, key=lambda result: result.seed):
+        found.setdefault(result.key, []).append(result)
+    return found
+
+
+def made_with(results: Sequence[Result]) -> dict[str, list[Any]]:
+    """The seeds, versions, devices and commands behind results, each named once."""
+    columns = ("seed", "rounds", "fedsat", "torch", "device", "command")
+    return {column: sorted({result.line[column] for result in results} - {""}) for column in columns}

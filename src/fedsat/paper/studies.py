@@ -1,0 +1,237 @@
+"""Every table and figure of the paper as data: which runs it takes, and which numbers it prints.
+
+A study is a list of cells. Most are the rows of a file in `printed/`: the columns that are settings say what is to
+be run, the others are the paper's numbers. Figures that print no numbers are products of settings and methods.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from fedsat.errors import UsageError, unknown
+from fedsat.experiment.config import Config, override, switch_parts
+
+METHODS = ("elastic", "fedavg", "fedavgm", "feddyn", "fedlada", "fedlc", "fedprox", "moon", "scaffold", "fedsat")
+"""The methods that the paper compares."""
+
+SETTINGS: dict[str, tuple[str, type]] = {
+    "dataset": ("dataset", str),
+    "model": ("model", str),
+    "lr": ("lr", float),
+    "classes_per_client": ("partition.classes_per_client", int),
+    "min_classes": ("partition.classes_per_client", int),
+    "workers": ("workers", int),
+    "rounds": ("rounds", int),
+    "clients": ("clients", int),
+    "per_round": ("per_round", int),
+}
+"""Columns of the paper's tables: the setting that each one is, and its type."""
+
+ROUNDS = {"mlp": 200, "lenet5": 200, "resnet8": 400, "resnet18": 250}
+"""The paper's rounds by model (SPEC §8), where a figure does not give its own."""
+
+COMPONENTS = {"base": ("psl", "pwa"), "base+psl": ("pwa",), "base+pwa": ("psl",), "fedsat": ()}
+"""The rows of the ablation: what FedSat does without."""
+
+SCALES = {
+    "smoke": "a few rounds on the built-in digits with narrow networks: that everything works, no result",
+    "short": "the paper's protocol, 100 rounds at most",
+    "full": "the paper's protocol",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Study:
+    """One table or figure."""
+
+    name: str
+    title: str
+    file: str | None = None
+    """The paper's numbers, in `printed/`; a figure may print none."""
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of all cells."""
+    by_dataset: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Settings that the table leaves out and that other tables' numbers reveal."""
+    panels: Sequence[Mapping[str, Any]] = ()
+    """For a figure without numbers: the settings of its panels, each with all methods."""
+    contender: str = "method"
+    """The column whose values are compared with each other under the same setting."""
+    champion: str = "fedsat"
+    """The contender that the paper sees in front."""
+    measures: tuple[str, ...] = ("accuracy",)
+    """The columns with numbers."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One method under one setting of a study."""
+
+    contender: str
+    setting: tuple[tuple[str, Any], ...]
+    """The columns that tell this setting from the study's others."""
+    printed: Mapping[str, float] = field(default_factory=dict)
+    """The paper's numbers in per cent; a figure has several for one cell."""
+
+    @property
+    def where(self) -> str:
+        """The setting in words."""
+        return ", ".join(str(v) if key in ("dataset", "model") else f"{key}={v}" for key, v in self.setting)
+
+
+def _lsmc(dataset: str, model: str, counts: Iterable[int]) -> list[dict[str, Any]]:
+    return [{"dataset": dataset, "model": model, "classes_per_client": count} for count in counts]
+
+
+STUDIES = {
+    study.name: study
+    for study in (
+        Study("table-ls", "label skew", "table_ls.csv", {"partition": "ls"}),
+        Study("table-lsmc", "label skew with missing classes", "table_lsmc.csv", {"partition": "lsmc"}),
+        Study("table-lqsmc", "label and quantity skew, missing classes", "table_lqsmc.csv", {"partition": "lqsmc"}),
+        Study(
+            "table-workers",
+            "FedSat by the number of workers",
+            "table_workers.csv",
+            {"partition": "ls"},
+            # The columns w = 15 are numbers of table-ls, which shows model and rate.
+            by_dataset={
+                "mnist": {"model": "lenet5", "lr": 0.01},
+                "cifar10": {"model": "resnet8", "lr": 0.001},
+                "cifar100": {"model": "resnet18", "lr": 0.001},
+            },
+            contender="workers",
+            champion="15",
+        ),
+        Study(
+            "table-ablation",
+            "FedSat's parts",
+            "table_ablation.csv",
+            # CIFAR's full FedSat is table-ls at rate 0.01; MNIST's number is in no other table.
+            {"partition": "ls", "lr": 0.01},
+            contender="components",
+        ),
+        Study(
+            "figure-convergence",
+            "accuracy over rounds with missing classes",
+            fixed={"partition": "lsmc"},
+            panels=[
+                *_lsmc("mnist", "lenet5", (2, 4, 6)),
+                *_lsmc("cifar10", "resnet8", (2, 4, 6)),
+                *_lsmc("cifar100", "resnet8", (20, 40, 60)),
+            ],
+        ),
+        Study(
+            "figure-clients",
+            "lowest and highest accuracy of a client",
+            "figure_client_accuracy.csv",
+            {"partition": "lsmc"},
+            measures=("min_accuracy", "max_accuracy"),
+        ),
+        Study(
+            "figure-classes",
+            "accuracy of each class, two classes a client",
+            "figure_classwise_cifar10.csv",
+            {"partition": "lsmc", "dataset": "cifar10", "model": "resnet8", "partition.classes_per_client": 2},
+        ),
+        Study(
+            "figure-scalability",
+            "accuracy over rounds by clients and sample",
+            fixed={"partition": "lsmc", "dataset": "cifar10", "model": "resnet8", "partition.classes_per_client": 2},
+            panels=[{"clients": n, "per_round": s} for n, s in itertools.product((200, 100), (15, 10))],
+        ),
+    )
+}
+
+
+def find(name: str) -> Study:
+    """The study called `name`."""
+    if name not in STUDIES:
+        raise unknown("table or figure", name, STUDIES)
+    return STUDIES[name]
+
+
+@cache
+def cells(study: Study) -> list[Cell]:
+    """The cells of a study, in the paper's order."""
+    if study.file is None:
+        return [Cell(method, tuple(panel.items())) for panel in study.panels for method in METHODS]
+    found: dict[tuple[str, tuple[tuple[str, Any], ...]], dict[str, float]] = {}
+    for row in _printed_rows(study.file):
+        contender = row[study.contender] if study.contender != "method" else row["method"].lower()
+        setting = tuple((key, _typed(key, row[key])) for key in row if key in SETTINGS and key != study.contender)
+        found.setdefault((contender, setting), {}).update(_numbers(study, row))
+    return [Cell(contender, setting, printed) for (contender, setting), printed in found.items()]
+
+
+def _printed_rows(file: str) -> list[dict[str, str]]:
+    text = (files("fedsat.paper") / "printed" / file).read_text(encoding="utf-8")
+    return list(csv.DictReader(text.splitlines()))
+
+
+def _typed(key: str, text: str) -> Any:
+    return SETTINGS[key][1](text)
+
+
+def _numbers(study: Study, row: Mapping[str, str]) -> dict[str, float]:
+    """The paper's numbers in a row, by what they are; shares become per cent."""
+    if "class" in row:
+        return {f"class {row['class']}": float(row["accuracy"])}
+    scale = 100 if study.name == "figure-clients" else 1
+    return {measure: round(scale * float(row[measure]), 2) for measure in study.measures}
+
+
+def select(study: Study, only: Mapping[str, Sequence[str]], also: Sequence[str] = ()) -> list[Cell]:
+    """The cells that `only` lets through; `also` adds methods that the paper does not have."""
+    chosen = list(cells(study))
+    if study.contender == "method":
+        settings = dict.fromkeys(cell.setting for cell in chosen)
+        chosen += [Cell(method, setting) for setting in settings for method in also]
+    known = {study.contender, *(key for cell in chosen for key, _ in cell.setting)}
+    for key, values in only.items():
+        if key not in known:
+            raise unknown(f"column of {study.name}:", key, known)
+        wanted = {value.lower() for value in values}
+        chosen = [cell for cell in chosen if str(dict(cell.setting).get(key, cell.contender)).lower() in wanted]
+    if not chosen:
+        raise UsageError(f"no cell of {study.name} is left by this choice")
+    return chosen
+
+
+def configure(study: Study, cell: Cell, scale: str, seed: int, settings: Sequence[tuple[str, Any]] = ()) -> Config:
+    """The run that a cell asks for; `settings` have the last word."""
+    row = dict(cell.setting)
+    asked = {**study.fixed, **study.by_dataset.get(row.get("dataset", ""), {})}
+    asked |= {SETTINGS[key][0]: value for key, value in row.items()}
+    if study.contender == "workers":
+        asked["workers"] = int(cell.contender)
+    method = cell.contender if study.contender == "method" else "fedsat"
+    asked = {"rounds": ROUNDS[asked["model"]], **asked, "algorithm": method, "seed": seed}
+    tuned = tomllib.loads((files("fedsat.paper") / "tuned.toml").read_text(encoding="utf-8"))
+    chosen = tuned.get(asked["dataset"], {}).get(method, {})
+    pairs = [*_scaled(asked, scale).items(), *((f"algorithm.{key}", value) for key, value in chosen.items())]
+    table = override(override({}, pairs), settings)
+    return Config.of(switch_parts(table, (), COMPONENTS.get(cell.contender, ())))
+
+
+def _scaled(asked: Mapping[str, Any], scale: str) -> dict[str, Any]:
+    """The settings of a cell at a scale."""
+    settings = dict(asked)
+    if scale == "short":
+        settings["rounds"] = min(100, settings["rounds"])
+    if scale == "smoke":
+        count = settings.get("partition.classes_per_client")
+        if count is not None:  # of a hundred classes, as many in ten
+            settings["partition.classes_per_client"] = count if count <= 10 else count // 10
+        settings |= {"dataset": "mnist-mini", "rounds": 3, "epochs": 1, "lr": 0.05}
+        settings["workers"] = settings.get("workers", 3)
+        settings |= {"clients": settings.get("clients", 100) // 5, "per_round": settings.get("per_round", 15) // 5}
+        if settings["model"].startswith("resnet"):
+            settings["model.width"] = 4
+    return settings

@@ -1,0 +1,160 @@
+"""Ours beside the paper's, cell by cell, and what it comes to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedsat.metrics import Floats
+from fedsat.paper.results import Key, Result, by_cell
+from fedsat.paper.studies import Cell, Study, cells
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One number of the paper beside ours, in per cent."""
+
+    contender: str
+    where: str
+    item: str
+    """Which of a cell's numbers, for example `class 3`."""
+    printed: float | None
+    last_ten: list[float]
+    """Ours, the mean of the last ten rounds, by seed."""
+    last: list[float]
+    best: list[float]
+    """Ours in the best round, chosen on test data as the paper's numbers are; empty for clients and classes."""
+
+    @property
+    def ours(self) -> list[float]:
+        """What stands against the printed number: like against like, so the best round where there is one."""
+        return self.best or self.last_ten
+
+    @property
+    def difference(self) -> float | None:
+        """Ours minus the paper's."""
+        return None if self.printed is None else float(np.mean(self.ours)) - self.printed
+
+
+def compare(study: Study, results: Sequence[Result]) -> list[Entry]:
+    """Every number of the study for which we have results, in the paper's order, then methods it does not have."""
+    found = by_cell(results)
+    printed = {(cell.contender, cell.where): cell.printed for cell in cells(study)}
+    order = {name: place for place, name in enumerate(printed)}
+    keys = sorted(found, key=lambda key: order.get(key[:2], len(order)))
+    return [entry for key in keys for entry in _entries(study, key, printed.get(key[:2], {}), found[key])]
+
+
+def _entries(study: Study, key: Key, printed: Mapping[str, float], results: Sequence[Result]) -> list[Entry]:
+    contender, setting, extra = key
+    where = "; ".join(filter(None, (setting, extra)))
+
+    def entry(item: str, name: str, last_ten: list[float], *others: list[float]) -> Entry:
+        return Entry(contender, where, item, printed.get(name), last_ten, *(others or ([], [])))
+
+    if "min_accuracy" in study.measures:
+        columns = {"lowest": "lowest_client_last_ten", "highest": "highest_client_last_ten"}
+        names = dict(zip(columns, study.measures, strict=True))
+        return [entry(item, names[item], [r.number(column) for r in results]) for item, column in columns.items()]
+    classes = [item for item in printed if item.startswith("class ")]
+    if classes:
+        return [entry(item, item, [r.recall[int(item.split()[1])] for r in results]) for item in classes]
+    kinds = ("accuracy_last_ten", "accuracy_last", "accuracy_best")
+    return [entry("", "accuracy", *([r.number(kind) for r in results] for kind in kinds))]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The claims of the paper in three numbers, and ours."""
+
+    settings: int
+    """Settings with the champion and at least one other contender."""
+    leads: int
+    """Of these, where the champion is in front."""
+    margin: float
+    """Mean of the champion's lead over the best of the others, in points."""
+    correlation: float | None
+    """Mean rank correlation (Spearman) of the contenders with the paper's ranking; none where nothing is printed."""
+
+
+def judge(study: Study, entries: Sequence[Entry], value: Callable[[Entry], float | None]) -> Verdict | None:
+    """What `value` (the paper's number, or one of ours) says about the champion; none if no setting can say it.
+
+    Only the paper's contenders count, so that both sides answer the same question.
+    """
+    leads, margins, correlations = 0, [], []
+    contenders = {cell.contender for cell in cells(study)}
+    for group in _settings(entries).values():
+        numbers = {entry.contender: value(entry) for entry in group if entry.contender in contenders}
+        known = {name: number for name, number in numbers.items() if number is not None}
+        if study.champion not in known or len(known) < 2:
+            continue
+        others = [number for name, number in known.items() if name != study.champion]
+        margins.append(known[study.champion] - max(others))
+        leads += margins[-1] > 0
+        pairs = [(known[entry.contender], entry.printed) for entry in group if entry.contender in known]
+        ranked = [(ours, printed) for ours, printed in pairs if printed is not None]
+        correlation = spearman(ranked)
+        correlations += [correlation] if correlation is not None else []
+    if not margins:
+        return None
+    return Verdict(len(margins), leads, float(np.mean(margins)), float(np.mean(correlations)) if correlations else None)
+
+
+def _settings(entries: Sequence[Entry]) -> dict[tuple[str, str], list[Entry]]:
+    """Entries that stand against each other: the same setting and item. The highest client is no contest."""
+    groups: dict[tuple[str, str], list[Entry]] = {}
+    for entry in entries:
+        if entry.item != "highest":
+            groups.setdefault((entry.where, entry.item), []).append(entry)
+    return groups
+
+
+def spearman(pairs: Sequence[tuple[float, float]]) -> float | None:
+    """Rank correlation, equal values sharing their mean rank; none for fewer than three pairs or all equal."""
+    if len(pairs) < 3:
+        return None
+    first, second = (_ranks(np.array(side)) for side in zip(*pairs, strict=True))
+    if first.std() == 0 or second.std() == 0:
+        return None
+    return float(np.corrcoef(first, second)[0, 1])
+
+
+def _ranks(values: Floats) -> Floats:
+    below = (values[:, None] > values[None, :]).sum(axis=1)
+    equal = (values[:, None] == values[None, :]).sum(axis=1)
+    ranks: Floats = below + (equal - 1) / 2
+    return ranks
+
+
+def verdict_lines(study: Study, entries: Sequence[Entry]) -> list[str]:
+    """The summary: by each way of reading our runs, beside the paper's own numbers for the same settings."""
+    paper = judge(study, entries, lambda entry: entry.printed)
+    ways: dict[str, Callable[[Entry], float | None]] = {
+        "mean of the last ten rounds": lambda entry: float(np.mean(entry.last_ten)),
+        "best round, as in the paper": lambda entry: float(np.mean(entry.best)) if entry.best else None,
+    }
+    lines = []
+    for name, way in ways.items():
+        ours = judge(study, entries, way)
+        if ours is None:
+            continue
+        theirs = ("", "") if paper is None else (f" (paper {paper.leads})", f" (paper {paper.margin:+.2f})")
+        text = f"{name}: {_champion(study)} leads in {ours.leads}{theirs[0]} of {ours.settings}, "
+        text += f"by {ours.margin:+.2f} points{theirs[1]} over the second best in the mean"
+        if ours.correlation is not None:
+            text += f"; rank correlation with the paper {ours.correlation:+.2f}"
+        lines.append(text)
+    return lines
+
+
+def _champion(study: Study) -> str:
+    return f"{study.contender}={study.champion}" if study.contender == "workers" else study.champion
+
+
+def missing(study: Study, results: Sequence[Result]) -> list[Cell]:
+    """The paper's cells for which there is no result."""
+    found = {result.key[:2] for result in results}
+    return [cell for cell in cells(study) if (cell.contender, cell.where) not in found]

@@ -1,0 +1,159 @@
+"""What the charts show, as plain numbers: for the page's script and for the figures alike.
+
+Long runs and large federations are thinned, so that a page stays small; what was left out is said in `notes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedsat import data
+from fedsat.errors import FedsatError
+from fedsat.experiment.store import StoredRun
+from fedsat.metrics import Floats
+from fedsat.report.groups import Group
+
+CURVES = {
+    "accuracy": lambda line: line["test_accuracy"],
+    "worst": lambda line: line["worst_recall"],
+    "lowest": lambda line: line["client_accuracy"]["min"],
+    "effective": lambda line: line["effective_clients"] / 100,  # a number, where the others are per cent
+}
+POINTS, DOTS, VALUES = 200, 2000, 300
+"""The most points of a curve, weights of a group, and client accuracies of a group."""
+HEAT_CELLS, MATRIX_CELLS, PARTITION_CELLS = 250_000, 250_000, 100_000
+"""The most cells of all recall maps, of all confusion matrices, and of one partition."""
+
+
+def chart_data(groups: Sequence[Group]) -> dict[str, Any]:
+    """Everything that is drawn, for all groups."""
+    notes: list[str] = []
+    federations: list[dict[str, Any]] = []
+    known: dict[str, int | None] = {}
+    entries = []
+    for group in groups:
+        entry = group_data(group, len(groups))
+        key = str([group.first.table.get(name) for name in ("dataset", "image_size", "partition", "clients", "seed")])
+        if key not in known:
+            known[key] = _add_federation(group.first, federations, notes)
+        entry["federation"] = known[key]
+        entries.append(entry)
+    longest = max(len(run.evaluated) for group in groups for run in group.runs)
+    if longest > POINTS:
+        notes.append(f"Curves show {POINTS} of up to {longest} evaluated rounds.")
+    return {"groups": entries, "federations": federations, "notes": notes}
+
+
+def group_data(group: Group, groups: int) -> dict[str, Any]:
+    """What is drawn of one group among `groups`."""
+    lines = _common_lines(group)
+    rounds = thinned(list(lines), POINTS)
+    classes = list(group.first.summary.get("class_names") or _numbers(group.first))
+    return {
+        "label": group.label,
+        "seeds": group.seeds,
+        "classes": classes,
+        "rounds": rounds,
+        "curves": {name: _band([lines[number] for number in rounds], value) for name, value in CURVES.items()},
+        "recall": _recall(lines, max(10, HEAT_CELLS // (groups * len(classes)))),
+        "clients": _client_accuracies(group),
+        "weights": _weights(group.first),
+        "confusion": _confusion(group) if len(classes) ** 2 * groups <= MATRIX_CELLS else None,
+    }
+
+
+def thinned(items: list[Any], most: int) -> list[Any]:
+    """At most `most` of the items, evenly spread, the first and the last among them."""
+    if len(items) <= most:
+        return items
+    return [items[index] for index in np.linspace(0, len(items) - 1, most).round().astype(int)]
+
+
+def _numbers(run: StoredRun) -> list[str]:
+    return [str(number) for number in range(len(run.evaluated[-1]["recall"]))]
+
+
+def _common_lines(group: Group) -> dict[int, list[dict[str, Any]]]:
+    """The metrics of each round that all seeds have evaluated, one entry a seed."""
+    by_seed = [{line["round"]: line for line in run.evaluated} for run in group.runs]
+    shared = set.intersection(*(set(lines) for lines in by_seed))
+    return {number: [lines[number] for lines in by_seed] for number in sorted(shared)}
+
+
+def _band(rounds: list[list[dict[str, Any]]], value: Callable[[Mapping[str, Any]], float]) -> dict[str, list[float]]:
+    """Mean, lowest and highest over seeds, in per cent; one seed has no band."""
+    values = 100 * np.array([[value(line) for line in lines] for lines in rounds])
+    band = {"mean": _rounded(values.mean(axis=1))}
+    if values.shape[1] > 1:
+        band |= {"low": _rounded(values.min(axis=1)), "high": _rounded(values.max(axis=1))}
+    return band
+
+
+def _rounded(values: Floats) -> list[float]:
+    return [round(float(value), 2) for value in values]
+
+
+def _recall(lines: dict[int, list[dict[str, Any]]], most: int) -> dict[str, Any]:
+    """Recall of each class over rounds, the mean over seeds in per cent: rows are classes."""
+    rounds = thinned(list(lines), min(most, 120))
+    values = np.array([[line["recall"] for line in lines[number]] for number in rounds], dtype=np.float64).mean(axis=1)
+    return {"rounds": rounds, "rows": [_whole(row) for row in 100 * values.T]}
+
+
+def _whole(row: Floats) -> list[int | None]:
+    return [None if np.isnan(value) else round(float(value)) for value in row]
+
+
+def _client_accuracies(group: Group) -> list[float] | None:
+    """Clients' accuracies at the end, of all seeds together, in order; evenly spaced ones where there are many."""
+    values = [v for run in group.runs for v in run.stored.get("client_accuracies", []) if v is not None]
+    return _rounded(100 * np.array(thinned(sorted(values), VALUES))) if values else None
+
+
+def _weights(run: StoredRun) -> dict[str, Any]:
+    """The weights of the called clients and the priority class, round by round, of one seed."""
+    per_round = max(len(line["weights"]) for line in run.metrics)
+    lines = thinned(run.metrics, max(10, DOTS // per_round))
+    return {
+        "seed": run.seed,
+        "rounds": [line["round"] for line in lines],
+        "shares": [_rounded(100 * np.array(line["weights"])) for line in lines],
+        "priority": [line.get("priority_class") for line in lines],
+    }
+
+
+def _confusion(group: Group) -> list[list[int | None]] | None:
+    """The last round's confusion matrix of all seeds together, each row in per cent of its class."""
+    matrices = [run.stored["confusion"] for run in group.runs if "confusion" in run.stored]
+    if not matrices:
+        return None
+    counts = np.sum(matrices, axis=0, dtype=np.float64)
+    labels = counts.sum(axis=1, keepdims=True)
+    return [_whole(row) for row in np.where(labels > 0, 100 * counts / np.maximum(labels, 1), np.nan)]
+
+
+def _add_federation(run: StoredRun, federations: list[dict[str, Any]], notes: list[str]) -> int | None:
+    """Rebuild a run's federation from its configuration; its number, or none if the data are not at hand."""
+    table = run.table
+    try:
+        dataset = data.load(table["dataset"], image_size=table.get("image_size"), seed=run.seed)
+        federation = data.Federation.build(dataset, table["partition"], table["clients"], run.seed)
+    except FedsatError as error:
+        notes.append(f"The partition of {table['dataset']} is not shown: {error}")
+        return None
+    clients, classes = federation.class_counts.shape
+    shown = max(1, min(clients, PARTITION_CELLS // classes))
+    if shown < clients:
+        notes.append(f"The partition of {dataset.name} shows the first {shown:,} of {clients:,} clients.")
+    federations.append(
+        {
+            "label": f"{dataset.name}, {table['partition']['name']}, seed {run.seed}",
+            "classes": list(dataset.class_names),
+            "clients": clients,
+            "rows": federation.class_counts[:shown].T.tolist(),
+        }
+    )
+    return len(federations) - 1

@@ -1,0 +1,92 @@
+"""One page that holds everything: numbers, styles and script inside, nothing fetched from anywhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+
+from fedsat.experiment.record import CONFIG, speaking_of, write_whole
+from fedsat.report.chart_data import chart_data
+from fedsat.report.groups import Group, common_settings
+from fedsat.report.standings import (
+    QUALITIES,
+    legend,
+    marks,
+    mean,
+    quickest,
+    rounds_written,
+    standings,
+    written,
+)
+
+
+def write_page(groups: Sequence[Group], path: Path, target: float | None = None) -> Path:
+    """Write the page about `groups` to `path`, and return where it is."""
+    content = make_page(groups, target)
+    with speaking_of(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, content.encode())
+    return path
+
+
+def make_page(groups: Sequence[Group], target: float | None = None) -> str:
+    """The text of the page."""
+    charts = chart_data(groups)
+    parts = files("fedsat.report")
+    datasets = ", ".join(dict.fromkeys(Path(str(group.first.table["dataset"])).name for group in groups))
+    title = (
+        f"{', '.join(group.label for group in groups) if len(groups) <= 4 else f'{len(groups)} methods'} on {datasets}"
+    )
+    return Template((parts / "page.html").read_text(encoding="utf-8")).substitute(
+        title=escape(title),
+        setting=escape(common_settings(groups)),
+        style=(parts / "page.css").read_text(encoding="utf-8"),
+        table=_table(groups, target),
+        legend=escape(legend(standings(groups))),
+        configurations="\n".join(map(_configuration, groups)),
+        notes="".join(f"<p>{escape(note)}</p>" for note in charts["notes"]),
+        # A name of a run or class must not be able to end the script that holds it.
+        data=json.dumps(charts, separators=(",", ":")).replace("<", "\\u003c"),
+        script=(parts / "page.js").read_text(encoding="utf-8"),
+    )
+
+
+def _table(groups: Sequence[Group], target: float | None) -> str:
+    """The comparison with the best of each column in bold."""
+    found = standings(groups, target)
+    headings = ["", *(f"{name} %" for name in QUALITIES.values()), "last %", "best %"]
+    headings += [f"rounds to {100 * target:g} %"] if target is not None else []
+    marked = [marks([standing.qualities[key] for standing in found]) for key in QUALITIES]
+    fewest = quickest([standing.reached for standing in found])
+    rows = []
+    for index, standing in enumerate(found):
+        cells = [(standing.label, "")]
+        for key, column in zip(QUALITIES, marked, strict=True):
+            tie = " ≈" if column[index] == "tie" else ""
+            cells.append((written(standing.qualities[key]).replace("±", " ± ") + tie, column[index]))
+        cells += [(f"{100 * mean(standing.last):.1f}", ""), (f"{100 * mean(standing.best):.1f}", "")]
+        if target is not None:
+            led = fewest is not None and quickest([standing.reached]) == fewest
+            cells.append((rounds_written(standing.reached), "best" if led else ""))
+        cells += [(f"{standing.seconds:.1f}", ""), (f"{standing.megabytes:,.0f}", "")]
+        rows.append("".join(f'<td class="{mark}">{escape(text)}</td>' for text, mark in cells))
+    head = "".join(f"<th>{escape(heading)}</th>" for heading in (*headings, "seconds", "MB"))
+    body = "".join(f"<tr>{row}</tr>" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _configuration(group: Group) -> str:
+    """What it takes to run a group again: its file, its seeds, its command, and what it was made with."""
+    run = group.first
+    made = run.stored.get("made_with", {})
+    facts = [f"seeds {', '.join(map(str, group.seeds))}", f"files {', '.join(str(run.folder) for run in group.runs)}"]
+    facts += [f"command {made['command']}"] if made.get("command") else []
+    facts += [f"{key} {made[key]}" for key in ("fedsat", "torch", "python", "device", "finished") if key in made]
+    text = (run.folder / CONFIG).read_text(encoding="utf-8")
+    listed = "".join(f"<br>{escape(fact)}" for fact in facts)
+    summary = f"<summary>{escape(group.label)}</summary>"
+    return f'<details>{summary}<p class="note">{listed[4:]}</p><pre>{escape(text)}</pre></details>'

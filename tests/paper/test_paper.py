@@ -1,0 +1,131 @@
+"""The paper's tables as data, and ours beside them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import fedsat
+from fedsat.experiment.store import identity
+from fedsat.paper.document import write_document
+from fedsat.paper.results import add_results, read_results, results_of
+from fedsat.paper.studies import SCALES, STUDIES, Cell, cells, configure, select
+from fedsat.paper.verdict import Verdict, compare, judge, missing, spearman, verdict_lines
+from report.made_runs import make_run
+
+SIZES = {
+    "table-ls": (120, 120), "table-lsmc": (180, 180), "table-lqsmc": (120, 120), "table-workers": (9, 9),
+    "table-ablation": (12, 12), "figure-convergence": (90, 0), "figure-clients": (30, 60), "figure-classes": (10, 100),
+    "figure-scalability": (40, 0),
+}  # fmt: skip
+
+
+def test_every_cell_has_a_configuration_at_every_scale() -> None:
+    assert SIZES.keys() == STUDIES.keys()
+    for name, (runs, numbers) in SIZES.items():
+        own = cells(STUDIES[name])
+        assert (len(own), sum(len(cell.printed) for cell in own)) == (runs, numbers), name
+        for scale in SCALES:
+            for cell in own[:: max(1, len(own) // 4)]:
+                configure(STUDIES[name], cell, scale, seed=0)
+
+
+def test_full_is_the_papers_protocol() -> None:
+    study = STUDIES["table-lsmc"]
+    (cell,) = select(study, {"dataset": ["cifar10"], "model": ["resnet8"], "classes_per_client": ["2"],
+                             "method": ["SCAFFOLD"]})  # fmt: skip
+    assert cell.printed == {"accuracy": 78.33}
+    config = configure(study, cell, "full", seed=4)
+    assert (config.clients, config.per_round, config.workers, config.rounds) == (100, 15, 15, 400)
+    assert (config.epochs, config.batch_size, config.lr, config.seed, config.method) == (5, 16, 0.01, 4, "scaffold")
+    assert config.table()["partition"]["classes_per_client"] == 2
+    assert configure(study, cell, "short", 0).rounds == 100
+    assert configure(study, cell, "full", 0, [("augment", "crop-flip")]).augment == "crop-flip"
+
+
+def test_what_the_smaller_tables_leave_out() -> None:
+    workers, ablation = STUDIES["table-workers"], STUDIES["table-ablation"]
+    config = configure(workers, cells(workers)[4], "full", 0)
+    assert (config.dataset, config.workers, config.lr, config.model["name"]) == ("cifar10", 7, 0.001, "resnet8")
+    methods = [configure(ablation, cell, "full", 0).method for cell in cells(ablation)[::3]]
+    assert methods == ["fedsat-psl-pwa", "fedsat-pwa", "fedsat-psl", "fedsat"]
+    # FedSat with w = 15 on MNIST is the very cell of table-ls: it is run once for both.
+    same = configure(workers, cells(workers)[2], "full", 0)
+    (cell,) = select(STUDIES["table-ls"], {"model": ["lenet5"], "lr": ["0.01"], "method": ["fedsat"]})
+    assert identity(same.table()) == identity(configure(STUDIES["table-ls"], cell, "full", 0).table())
+
+
+def test_choosing_cells() -> None:
+    study = STUDIES["table-ls"]
+    assert len(select(study, {"method": ["fedavg", "fedsat"]}, also=["fedsat-paper"])) == 24
+    assert len(select(study, {"method": ["fedsat-paper"]}, also=["fedsat-paper"])) == 12
+    with pytest.raises(fedsat.UsageError, match="unknown column"):
+        select(study, {"data": ["mnist"]})
+    with pytest.raises(fedsat.UsageError, match="no cell"):
+        select(study, {"dataset": ["mnistt"]})
+
+
+def test_rank_correlation() -> None:
+    assert spearman([(1, 10), (2, 20), (3, 30)]) == pytest.approx(1)
+    # Ranks 1 2 3 4 against 2 1 3 4: 1 - 6·2 / (4·15) = 0.8.
+    assert spearman([(1, 2), (2, 1), (3, 3), (4, 4)]) == pytest.approx(0.8)
+    assert spearman([(1, 2), (2, 1)]) is None
+    assert spearman([(1, 1), (1, 2), (1, 3)]) is None
+
+
+def mnist_results(folder: Path, accuracies: dict[str, float], extra: str = "") -> None:
+    study = STUDIES["table-lsmc"]
+    for method, accuracy in accuracies.items():
+        cell = next(c for c in cells(study) if c.contender == method)
+        assert cell.where == "mnist, mlp, classes_per_client=2"
+        runs = [
+            make_run(folder / f"{method}{extra}{s}", algorithm=method, seed=s, accuracy=accuracy + s / 100)
+            for s in (0, 1)
+        ]
+        add_results(folder / "table-lsmc-full.csv", [r for run in runs for r in results_of(cell, extra, "full", run)])
+
+
+def test_ours_beside_the_papers(tmp_path: Path) -> None:
+    study = STUDIES["table-lsmc"]
+    mnist_results(tmp_path, {"fedavg": 0.85, "scaffold": 0.95, "fedsat": 0.93, "fedlc": 0.80})
+    results = read_results(tmp_path / "table-lsmc-full.csv")
+    assert len(results) == 8
+    entries = {entry.contender: entry for entry in compare(study, results)}
+    assert list(entries) == ["fedavg", "fedlc", "scaffold", "fedsat"]  # the paper's order
+    assert entries["fedavg"].best == [85.0, 86.0]
+    assert entries["fedavg"].difference == pytest.approx(85.5 - 90.1)
+    ours = judge(study, list(entries.values()), lambda entry: entry.best[0])
+    assert ours == Verdict(settings=1, leads=0, margin=pytest.approx(-2.0), correlation=pytest.approx(0.8))
+    paper = judge(study, list(entries.values()), lambda entry: entry.printed)
+    assert paper == Verdict(1, 1, pytest.approx(98.49 - 97.91), pytest.approx(1))
+    assert "fedsat leads in 0 (paper 1) of 1" in verdict_lines(study, list(entries.values()))[0]
+    assert len(missing(study, results)) == 176
+
+    text = write_document(tmp_path, tmp_path / "results.md").read_text()
+    assert "| fedsat | 98.49 | 93.50 ± 0.71 | -4.99 |" in text
+    assert "4 of 180 cells of the paper are here." in text
+    assert "cpu: test" in text
+
+
+def test_results_of_another_configuration_do_not_mix(tmp_path: Path) -> None:
+    path, cell = tmp_path / "table-lsmc-full.csv", cells(STUDIES["table-lsmc"])[0]
+    old = [make_run(tmp_path / f"old{s}", algorithm="elastic", seed=s) for s in (0, 1)]
+    new = make_run(tmp_path / "new", algorithm="elastic", seed=0, tau=0.7)
+    add_results(path, [r for run in old for r in results_of(cell, "", "full", run)])
+    add_results(path, results_of(cell, "augment=crop-flip", "full", new))  # another cell: all stay
+    assert len(read_results(path)) == 3
+    add_results(path, results_of(cell, "", "full", new))
+    assert [(r.seed, r.line["extra"]) for r in read_results(path)] == [(0, "augment=crop-flip"), (0, "")]
+
+
+def test_files_that_are_no_results(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(fedsat.UsageError, match="not a file of results"):
+        read_results(tmp_path / "x.csv")
+    with pytest.raises(fedsat.UsageError, match="holds no results"):
+        write_document(tmp_path, tmp_path / "results.md")
+
+
+def test_a_cell_in_words() -> None:
+    assert Cell("fedavg", (("dataset", "mnist"), ("lr", 0.01))).where == "mnist, lr=0.01"

@@ -1,0 +1,104 @@
+"""The page: safe with any name, small with many runs, and alive in a real browser."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsat.report.groups import Group, find_runs, group_runs
+from fedsat.report.page import make_page, write_page
+from report.made_runs import make_run
+
+EVIL = "</script><img src=x onerror=alert(1)>"
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+METHODS = "elastic fedavg fedavgm feddyn fedlada fedlc fedprox moon scaffold fedsat".split()
+
+
+def two_methods(folder: Path) -> list[Group]:
+    for seed in (0, 1):
+        make_run(folder / f"fedavg{seed}", algorithm="fedavg", seed=seed, accuracy=0.6 + seed / 50)
+        make_run(folder / f"fedsat{seed}", algorithm="fedsat", seed=seed, accuracy=0.8 + seed / 50)
+    return group_runs(find_runs([folder]))
+
+
+def test_nothing_is_fetched_and_names_are_only_text(tmp_path: Path) -> None:
+    names = [EVIL, "b & <i>", *"cdefghij"]
+    make_run(tmp_path / "run", names=names, dataset=f"./{EVIL.replace('/', '')}")
+    page = make_page(group_runs(find_runs([tmp_path])))
+    assert EVIL not in page
+    assert "<img" not in page
+    assert not re.search(r"""(src|href)\s*=\s*["']?(https?:)?//""", page)
+    assert "default-src 'none'" in page
+    data = json.loads(re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)[0])
+    assert data["groups"][0]["classes"] == names
+    assert "The partition of" in page  # the data are not at hand, and that is said
+
+
+def test_ten_methods_three_seeds_400_rounds_100_classes_fit(tmp_path: Path) -> None:
+    for method in METHODS:
+        for seed in range(3):
+            size: dict[str, Any] = {"rounds": 400, "classes": 100, "clients": 100}
+            make_run(tmp_path / f"{method}{seed}", algorithm=method, seed=seed, **size)
+    page = write_page(group_runs(find_runs([tmp_path])), tmp_path / "report.html")
+    assert page.stat().st_size < 3_000_000
+    assert "Curves show 200 of up to 400 evaluated rounds." in page.read_text()
+
+
+WATCH = "<script>window.errors = []; onerror = (m) => { errors.push(String(m)); }; console.error = onerror;</script>"
+DRIVE = """<script>
+const count = (selector) => document.querySelectorAll(selector).length;
+const seen = { before: count("#accuracy path.curve"), bands: count("#accuracy path:not(.curve)") };
+const ids = "accuracy worst lowest clients partition recall confusion weights priority effective".split(" ");
+seen.charts = Object.fromEntries(ids.map((id) => [id, count(`#${id} svg`)]));
+document.querySelector("#keys button").click();
+seen.after = count("#accuracy path.curve");
+seen.pressed = document.querySelector("#keys button").getAttribute("aria-pressed");
+const chart = document.querySelector("#accuracy svg"), place = chart.getBoundingClientRect();
+chart.dispatchEvent(new PointerEvent("pointermove", { clientX: place.left + 150, clientY: place.top + 50 }));
+seen.tip = document.getElementById("tip").hidden ? "" : document.getElementById("tip").textContent;
+document.getElementById("method").value = 0;
+document.getElementById("method").onchange();
+seen.priority = document.getElementById("priority").textContent;
+document.getElementById("theme").click();
+seen.theme = document.documentElement.dataset.theme;
+seen.wide = document.documentElement.scrollWidth - innerWidth;
+seen.errors = errors;
+const told = document.createElement("pre");
+told.id = "seen";
+told.textContent = JSON.stringify(seen);
+document.body.append(told);
+</script>"""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+@pytest.mark.parametrize("width", [1280, 500])
+def test_in_a_browser(tmp_path: Path, width: int) -> None:
+    page = make_page(two_methods(tmp_path / "runs"))
+    # The page's own policy lets scripts inside it run; these two watch and drive it.
+    driven = page.replace("<head>", f"<head>{WATCH}").replace("</body>", f"{DRIVE}</body>")
+    path = tmp_path / "driven.html"
+    path.write_text(driven, encoding="utf-8")
+    options = (
+        "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking "
+        f"--disable-component-update --disable-sync --enable-logging=stderr --window-size={width},900 --dump-dom"
+    ).split()
+    done = subprocess.run(
+        [str(CHROMIUM), *options, f"--user-data-dir={tmp_path / 'profile'}", path.as_uri()],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert "CONSOLE" not in done.stderr
+    seen = json.loads(html.unescape(re.findall(r'<pre id="seen">(.*?)</pre>', done.stdout, re.DOTALL)[0]))
+    assert seen["errors"] == []
+    assert set(seen["charts"].values()) == {1}
+    assert (seen["before"], seen["bands"], seen["after"], seen["pressed"]) == (2, 2, 1, "false")
+    assert seen["tip"].startswith("round ")
+    assert "fedsat" in seen["tip"]
+    assert seen["theme"] == "dark"
+    assert seen["wide"] <= 0
