@@ -10,7 +10,7 @@ import pytest
 import fedsat
 from fedsat.algorithms import FedSat, PredictionSensitiveLoss
 from fedsat.errors import UsageError
-from fedsat.experiment.config import Config, override, parse_value
+from fedsat.experiment.config import Config, method_parts, override, parse_value
 
 
 def test_a_config_survives_its_file() -> None:
@@ -74,7 +74,16 @@ def test_parts_may_be_given_as_objects_and_classes() -> None:
     ],
 )
 def test_the_method_names_its_parts(settings: dict[str, Any], method: str) -> None:
-    assert fedsat.configure(**settings).method == method
+    config = fedsat.configure(**settings)
+    assert config.method == method
+    if "gamma" not in settings:  # and the name leads back to it
+        assert Config.of(override({}, *method_parts(method))).algorithm == config.algorithm
+
+
+def test_methods_that_do_not_exist_are_refused_by_name() -> None:
+    for label in ("fedsatt", "fedsat-everything", "fedsat+nothing"):
+        with pytest.raises(UsageError, match="unknown"):
+            override({}, *method_parts(label))
 
 
 def test_switching_parts() -> None:

@@ -13,7 +13,7 @@ from fedsat.algorithms import algorithms
 from fedsat.cli.batch import Job, carry_out, say, train
 from fedsat.cli.options import configured, split_setting
 from fedsat.errors import UsageError, unknown
-from fedsat.experiment.config import Config, override, parse_values, setting_names
+from fedsat.experiment.config import Config, method_parts, override, parse_values, setting_names
 from fedsat.experiment.record import free_folder
 from fedsat.experiment.store import Shelf, StoredRun, file_name
 from fedsat.report.groups import find_runs, group_runs
@@ -37,11 +37,15 @@ def run(table: dict[str, Any], out: Out = None) -> None:
     say(console, f"files: {folder}")
 
 
-@configured(without=("algorithm",))
+@configured(without=("algorithm", "with_", "without"))
 def compare(
     table: dict[str, Any],
     algorithms_: Annotated[
-        str, typer.Option("--algorithms", help="methods to compare, separated by commas")
+        str,
+        typer.Option(
+            "--algorithms",
+            help="methods to compare, separated by commas; fedsat-pwa leaves a part out, fedavg+psl puts one on",
+        ),
     ] = "fedavg,scaffold,fedsat",
     seeds: Annotated[int, typer.Option(help="runs of each, with this seed and the next ones", min=1)] = 1,
     grid: Annotated[
@@ -107,7 +111,7 @@ def _jobs(table: dict[str, Any], methods: str, seeds: int, grid: list[str]) -> l
     if not names:
         raise UsageError(f"--algorithms names no method; known: {', '.join(algorithms)}")
     swept = dict(_values(text) for text in grid)
-    tables = {name: override(table, [("algorithm", name)]) for name in dict.fromkeys(names)}
+    tables = {name: override(table, *method_parts(name)) for name in dict.fromkeys(names)}
     known = {name: setting_names(own) for name, own in tables.items()}
     for key in swept:
         if not any(key in own for own in known.values()):

@@ -216,6 +216,19 @@ def switch_parts(table: Mapping[str, Any], on: Iterable[str], off: Iterable[str]
     return complete(table)
 
 
+def method_parts(label: str) -> tuple[list[tuple[str, str]], list[str], list[str]]:
+    """What `override` takes for a method as `Config.method` writes it: `fedavg+psl`, `fedsat-psl-pwa`."""
+    on: list[str] = []
+    off: list[str] = []
+    name = label
+    while name not in algorithms and (cut := max(name.rfind("+"), name.rfind("-"))) > 0:
+        (on if name[cut] == "+" else off).append(name[cut + 1 :])
+        name = name[:cut]
+    if name not in algorithms:  # a user's module:Name, or a name that the registry will refuse
+        return [("algorithm", label)], [], []
+    return [("algorithm", name)], on, off
+
+
 def parse_value(text: str) -> Any:
     """The value of `--set key=value`: a number, true or false, a list, or else a text."""
     try:
