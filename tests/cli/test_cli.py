@@ -195,6 +195,16 @@ def test_data_show_draws_and_counts(capsys: pytest.CaptureFixture[str]) -> None:
     assert Path("mnist-mini-lsmc.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_data_show_draws_a_partition_from_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("mine.csv").write_text("client,index\n" + "".join(f"{index % 7},{index}\n" for index in range(6000)))
+    code, out, _ = fedsat(
+        capsys, "data", "show", "mnist-mini", "--partition", "file", "--set", "path=mine.csv", "--clients", "7"
+    )
+    assert code == 0
+    assert "857" in out  # 6,000 samples over 7 clients
+    assert Path("mnist-mini-file.png").exists()
+
+
 def test_data_get_from_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = fedsat(capsys, "data", "list")
     assert code == 0

