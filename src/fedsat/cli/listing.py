@@ -45,7 +45,8 @@ def show(what: Annotated[str, typer.Argument(help=f"datasets, {', '.join(KINDS)}
 
 def footprints_table() -> Table:
     """What each method keeps between rounds, sends in one, and averages by."""
-    table = Table(title="models kept, and sent for every called client in a round", box=box.SIMPLE_HEAD)
+    title = "models kept, and sent for every called client in a round"
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, collapse_padding=True)
     for heading in ("", "client keeps", "server keeps", "down", "up", "mean by"):
         table.add_column(heading, no_wrap=True)
     for name in algorithms:
