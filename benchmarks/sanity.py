@@ -56,6 +56,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path("results"))
     given = parser.parse_args()
     rows: list[Row] = []
+    made: dict[str, Any] = {}
     for seed in range(given.seeds):
         for split, partition in SPLITS.items():
             for method in given.methods:
@@ -69,10 +70,15 @@ def main() -> None:
                 new = rows_of(summary, method, split, seed)
                 print(f"{split}  {method}  seed {seed}: {100 * new[0]['last ten']:.1f} %", flush=True)
                 rows += new
+                made = summary["made_with"]
     given.results.mkdir(parents=True, exist_ok=True)
     write_csv(rows, given.results / "sanity.csv")
     title = f"{given.dataset}, MLP, {given.rounds} rounds, mean over {given.seeds} seeds"
-    write_whole(given.results / "sanity.md", markdown(rows, title).encode())
+    about = (
+        f"\nMade by `python benchmarks/sanity.py`, seeds 0 to {given.seeds - 1}, with fedsat {made['fedsat']}, torch "
+        f"{made['torch']}, {made['device']}, {made['threads']} threads; the seconds are those of a busy machine.\n"
+    )
+    write_whole(given.results / "sanity.md", (markdown(rows, title) + about).encode())
     print(f"written: {given.results / 'sanity.csv'}, {given.results / 'sanity.md'}")
 
 

@@ -40,3 +40,10 @@ def test_a_method_of_your_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_every_method_is_in_the_table() -> None:
     assert all(f"| `{name}` |" in README for name in algorithms)
+
+
+def test_links_lead_somewhere() -> None:
+    links = re.findall(r"\]\(([^):]+)\)", README)
+    missing = [link for link in links if not (Path(__file__).parent.parent / link).exists()]
+    assert links
+    assert not missing
