@@ -46,10 +46,13 @@ class FoldedLinear(nn.Linear):
         clients = self.weight.shape[0]
         if input.dim() != 2:
             raise CannotFoldError("a linear layer on more than one axis of features")
-        x = input.reshape(len(input), clients, -1).transpose(0, 1)
-        weight = self.weight.transpose(1, 2)
-        out = torch.bmm(x, weight) if self.bias is None else torch.baddbmm(self.bias.unsqueeze(1), x, weight)
-        return out.transpose(0, 1).flatten(1)
+        # W xᵀ rather than x Wᵀ: the gradient of W then lies in memory as W does, and the update is one straight pass.
+        columns = input.reshape(len(input), clients, -1).permute(1, 2, 0)
+        if self.bias is None:
+            out = torch.bmm(self.weight, columns)
+        else:
+            out = torch.baddbmm(self.bias.unsqueeze(2), self.weight, columns)
+        return out.permute(2, 0, 1).flatten(1)
 
 
 def _grouped(function: Callable[..., Tensor], layer: Any, x: Tensor) -> Tensor:
@@ -197,7 +200,8 @@ class FoldedNetwork:
         `channels_last` lays images so, which is faster; a module that calls `view` on them needs them as usual.
         """
         self._padding = Padding()
-        self._half, self._channels_last = half, channels_last
+        self._half = half
+        self._channels_last = channels_last and any(isinstance(layer, nn.Conv2d) for layer in module.modules())
         self._training = fold(module, self._padding).train()
         self._evaluating = fold(module, self._padding).eval()
         self._features = features
