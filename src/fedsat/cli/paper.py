@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedsat.cli.batch import Job, carry_out, say
-from fedsat.cli.options import read_settings
+from fedsat.cli.options import AtOnce, read_settings
 from fedsat.errors import UsageError, unknown
 from fedsat.experiment.store import ONLY_HOW, Shelf
 from fedsat.paper import SCALES, STUDIES, Study, find
@@ -66,6 +66,7 @@ def run(
         list[str] | None,
         typer.Option("--set", help="any other setting, such as augment=crop-flip", metavar="KEY=VALUE"),
     ] = None,
+    at_once: AtOnce = 1,
     out: Annotated[Path, typer.Option(help="folder of the runs, shared by all tables and figures")] = Path(
         "runs/paper"
     ),
@@ -87,7 +88,7 @@ def run(
     jobs = [Job(_run_name(config.table(), config.method), config) for _, config in chosen]
     shelf, path = Shelf(out), results_file(results or (out if scale == "smoke" else Path("results")), study, scale)
     try:
-        outcome = carry_out(console, jobs, shelf)
+        outcome = carry_out(console, jobs, shelf, at_once)
     finally:
         # Interrupted or not, what is done is kept.
         extra = ", ".join(f"{key}={value}" for key, value in settings if key not in ONLY_HOW)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
@@ -69,10 +69,10 @@ def speaking_of(path: Path) -> Iterator[None]:
         raise FedsatError(f"cannot write to {path}: {error.strerror or error}") from error
 
 
-def free_folder(parent: Path, name: str) -> Path:
-    """`parent/name`, or the first of `name-2`, `name-3`, … that holds no run yet."""
+def free_folder(parent: Path, name: str, promised: Container[Path] = ()) -> Path:
+    """`parent/name`, or the first of `name-2`, `name-3`, … that holds no run yet and is not promised to one."""
     path, number = parent / name, 1
-    while (path / CONFIG).exists():
+    while (path / CONFIG).exists() or path in promised:
         number += 1
         path = parent / f"{name}-{number}"
     return path
