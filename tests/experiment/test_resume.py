@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 import fedsat
-from fedsat.algorithms import Server, algorithms
+from fedsat.algorithms import Model, Server, algorithms
 from fedsat.engine import Federated
 from fedsat.experiment import Run
 from fedsat.experiment.checkpoint import Checkpoints, checkpointed_rounds
@@ -244,14 +244,18 @@ def test_two_checkpoints_are_kept(tmp_path: Path) -> None:
 
 
 def test_unasked_checkpoints_take_a_small_part_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def after(rounds: int, megabytes: int) -> Federated:
+        weights = torch.zeros(megabytes * 250_000)
+        return Federated(Server(Model({"weights": weights}, {})), rounds=rounds)
+
     now = [100.0]
     monkeypatch.setattr("fedsat.experiment.checkpoint.time.monotonic", lambda: now[0])
     checkpoints = Checkpoints(tmp_path, None)
-    assert not checkpoints.due(10)  # at 0.1 s for one, 5 s must have passed
-    now[0] += 5
-    assert checkpoints.due(10)
-    assert not checkpoints.due(11)
-    assert Checkpoints(tmp_path, 3).due(9)
+    now[0] += 1.1
+    assert checkpoints.due(after(10, megabytes=4))  # 4 MB at 200 MB/s are 0.02 s, which is 2 % of a second
+    assert not checkpoints.due(after(10, megabytes=5))
+    assert not checkpoints.due(after(11, megabytes=4))
+    assert Checkpoints(tmp_path, 3).due(after(9, megabytes=400))
 
 
 def test_last_digits_are_told_to_differ_on_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

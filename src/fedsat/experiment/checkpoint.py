@@ -25,6 +25,7 @@ from fedsat.errors import FedsatError, UsageError
 from fedsat.experiment.record import METRICS, Reach, speaking_of, sync_folder, whole, write_whole
 from fedsat.experiment.tensors import flatten, nest, read_tensors, write_tensors
 from fedsat.metrics import Evaluation, Floats
+from fedsat.tree import nbytes
 
 FOLDER, LOCK = "checkpoints", "lock"
 FORMAT = 1
@@ -33,8 +34,8 @@ EVERY = 10
 """Rounds between checkpoints where the user does not say …"""
 SHARE = 0.02
 """… and the part of a run's time that they may take then: if they would take more, there are fewer."""
-FIRST_GUESS = 0.1
-"""Seconds that writing is thought to take before it was done once."""
+FIRST_GUESS = 1 / 200e6
+"""Seconds that writing a byte is thought to take before it was done once."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class Checkpoints:
         self._every = every
         self._lock: BinaryIO | None = None
         self._written = 0
-        self._cost, self._since = FIRST_GUESS, time.monotonic()
+        self._seconds_per_byte, self._since = FIRST_GUESS, time.monotonic()
 
     @staticmethod
     def of(run: Path, every: int | None) -> Checkpoints | None:
@@ -108,11 +109,14 @@ class Checkpoints:
     def __del__(self) -> None:
         self.release()
 
-    def due(self, rounds: int) -> bool:
-        """Whether a checkpoint is to be written after so many rounds."""
+    def due(self, training: Federated) -> bool:
+        """Whether a checkpoint is to be written now."""
         if self._every is not None:
-            return rounds % self._every == 0
-        return rounds % EVERY == 0 and time.monotonic() - self._since >= self._cost / SHARE
+            return training.rounds % self._every == 0
+        if training.rounds % EVERY:
+            return False
+        expected = self._seconds_per_byte * _size(training)
+        return time.monotonic() - self._since >= expected / SHARE
 
     def write(self, checkpoint: Checkpoint) -> None:
         """Put a run away, all or nothing, and let go of all but the newest two checkpoints."""
@@ -130,7 +134,7 @@ class Checkpoints:
         self._written = rounds
         self.keep(self.rounds()[:KEPT])
         self._since = time.monotonic()
-        self._cost = self._since - began
+        self._seconds_per_byte = (self._since - began) / _size(checkpoint.standing.training)
 
     def rounds(self) -> list[int]:
         """The rounds after which there is a checkpoint, whole or not, newest first."""
@@ -179,6 +183,13 @@ def checkpointed_rounds(run: Path) -> list[int]:
     """The rounds after which the run in a folder left a checkpoint, whole or not, newest first."""
     stems = [path.stem.partition("-")[2] for path in (run / FOLDER).glob("round-*.json")]
     return sorted((int(stem) for stem in stems if stem.isdecimal()), reverse=True)
+
+
+def _size(training: Federated) -> int:
+    """Bytes that a training holds between rounds."""
+    model = training.server.model
+    states = [tree for state in training.states.values() for tree in state.values()]
+    return nbytes([model.params, model.buffers, *training.server.memory.values(), *states])
 
 
 def _name(rounds: int, kind: str) -> str:

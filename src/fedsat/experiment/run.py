@@ -131,7 +131,7 @@ class Run:
             self.folder.record(self.metrics)
             if better and self.standing.best is not None:
                 self.folder.save_model(self.standing.best, BEST_MODEL)
-        if self.checkpoints is not None and self.checkpoints.due(self.training.rounds):
+        if self.checkpoints is not None and self.checkpoints.due(self.training):
             self.put_away()
 
     def put_away(self) -> None:
