@@ -1,4 +1,4 @@
-"""Many runs, one by one or several at once: what is done is skipped, what fails told at the end, Ctrl-C loses one."""
+"""Many runs, one by one or several at once: what is done is skipped, what was begun goes on, what fails is told."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from pathlib import Path
 from rich.console import Console
 
 from fedsat import experiment
-from fedsat.cli.parallel import train_apart
+from fedsat.cli.parallel import Task, open_run, train_apart
 from fedsat.cli.screen import Watcher, describe_setup
 from fedsat.errors import FedsatError, TrainingError
+from fedsat.experiment import Run
 from fedsat.experiment.config import Config
+from fedsat.experiment.interrupt import STOPPED
 from fedsat.experiment.store import Shelf, StoredRun, identity
 from fedsat.report.tables import percent
 
@@ -39,18 +41,24 @@ class Outcome:
             raise FedsatError(f"{len(self.failures)} of {len(self.failures) + len(self.runs)} runs failed: {told}")
 
 
-def train(console: Console, config: Config, folder: Path, label: str | None = None, lines: int | None = None) -> None:
-    """Carry out one run under the user's eyes; `lines` limits what is printed where there is no live bar."""
-    prepared = experiment.prepare(config, folder)
+def train(console: Console, run: Run, label: str | None = None, lines: int | None = None) -> None:
+    """Carry out one run under the user's eyes; `lines` limits what is printed where there is no live bar.
+
+    One with a label is one of many, and nobody is to go on from it when it is done.
+    """
+    config = run.setup.config
     if label is None:
-        say(console, describe_setup(prepared))
-    for note in prepared.notes:
+        say(console, describe_setup(run))
+    for note in run.notes:
         say(console, f"note: {note}")
     try:
-        with Watcher(console, label or config.method, config.rounds, lines) as watcher:
-            experiment.carry_on(prepared, watcher)
-    except (KeyboardInterrupt, FedsatError):
-        say(console, f"{prepared.training.rounds} rounds are kept in {folder}")
+        with Watcher(console, label or config.method, run.training.rounds, config.rounds, lines) as watcher:
+            experiment.carry_on(run, watcher, for_more=label is None)
+    except (*STOPPED, FedsatError) as end:
+        if run.folder is not None and run.folder.path.is_dir():
+            again = label is None and run.checkpoints is not None and not isinstance(end, TrainingError)
+            hint = f"; fedsat resume {run.folder.path} goes on" if again else ""
+            say(console, f"{run.training.rounds} rounds are kept in {run.folder.path}{hint}")
         raise
 
 
@@ -72,7 +80,7 @@ def carry_out(console: Console, jobs: Sequence[Job], shelf: Shelf, processes: in
             else:
                 outcome.failures[label] = error
                 say(console, f"{label} failed: {error}")
-    except KeyboardInterrupt:
+    except STOPPED:
         done = sum(shelf.find(job.config) is not None for job in jobs)
         say(console, f"{done} of {len(jobs)} runs are done; the same command goes on from here")
         raise
@@ -86,21 +94,23 @@ Ended = Iterator[tuple[str, Path, str | None]]
 
 def _one_by_one(console: Console, jobs: Sequence[Job], shelf: Shelf, _: int) -> Ended:
     for number, job in enumerate(jobs, start=1):
-        folder, error = shelf.place(job.label), None
+        run, folder, note = open_run(job.config, shelf.unfinished(job.config), shelf.place(job.label))
+        if note:
+            say(console, f"note: {note}; {job.label} begins anew")
+        error = None
         try:
-            train(console, job.config, folder, f"[{number}/{len(jobs)}] {job.label}", lines=3)
+            train(console, run, f"[{number}/{len(jobs)}] {job.label}", lines=3)
         except TrainingError as failure:
             error = str(failure)
         yield job.label, folder, error
 
 
 def _side_by_side(console: Console, jobs: Sequence[Job], shelf: Shelf, processes: int) -> Ended:
-    places: dict[Path, Job] = {}
+    tasks: dict[Path, Task] = {}
     for job in jobs:
-        places[shelf.place(job.label, places)] = job
-    ended = train_apart({folder: job.config for folder, job in places.items()}, processes)
-    for number, (folder, error) in enumerate(ended, start=1):
-        label = places[folder].label
+        fresh = shelf.place(job.label, tasks)
+        tasks[fresh] = Task(job.label, job.config, shelf.unfinished(job.config), fresh)
+    for number, (label, folder, error) in enumerate(train_apart(list(tasks.values()), processes), start=1):
         if error is None:
             summary = StoredRun.read(folder).summary
             came_to = f"accuracy {percent(summary['last_ten']['test_accuracy'])} in {summary['seconds']:.0f} s"
