@@ -147,7 +147,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=150)
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=".", prefix="kill-") as folder:
+    with tempfile.TemporaryDirectory(prefix="fedsat-kill-") as folder:
         caught = play(Path(folder), given.rounds, given.kills, random.Random(given.seed))
     for where, times in caught.most_common():
         print(f"{times} {where}")
