@@ -115,6 +115,18 @@ def test_compare_with_a_grid(capsys: pytest.CaptureFixture[str]) -> None:
     }  # fmt: skip
 
 
+def test_runs_in_processes_come_to_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    def rounds(folder: str, *options: str) -> list[list[dict[str, object]]]:
+        wanted = ["--algorithms", "fedavg,fedsat", "--set", "weighting=pwa", "--set", "workers=3"]
+        assert fedsat(capsys, "compare", *SMALL, *wanted, *options, "--out", folder)[0] == 0
+        files = sorted(Path(folder).glob("*/metrics.jsonl"))
+        return [[{**json.loads(line), "seconds": None} for line in file.read_text().splitlines()] for file in files]
+
+    apart = rounds("apart", "--jobs", "2")
+    assert len(apart) == 2
+    assert apart == rounds("in turn")
+
+
 def test_a_method_that_diverges_does_not_stop_the_others(capsys: pytest.CaptureFixture[str]) -> None:
     grid = ["--grid", "lr=1e30,0.05"]
     code, out, err = fedsat(capsys, "compare", *SMALL, "--algorithms", "fedavg", *grid, "--out", "both")

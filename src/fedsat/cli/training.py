@@ -12,7 +12,7 @@ from rich.console import Console
 from fedsat import experiment
 from fedsat.algorithms import algorithms
 from fedsat.cli.batch import Job, carry_out, say, train
-from fedsat.cli.options import configured, split_setting
+from fedsat.cli.options import AtOnce, configured, split_setting
 from fedsat.errors import UsageError, unknown
 from fedsat.experiment import Run
 from fedsat.experiment.config import Config, method_parts, override, parse_values, setting_names
@@ -72,6 +72,7 @@ def compare(
         float | None,
         typer.Option(help="accuracy in per cent; shows the rounds until it is held", min=0, max=100, metavar="NUMBER"),
     ] = None,
+    at_once: AtOnce = 1,
     out: Out = None,
 ) -> None:
     """Train the same federation with several methods and show them side by side.
@@ -82,7 +83,7 @@ def compare(
     console = Console()
     jobs = _jobs(table, algorithms_, seeds, grid or [])
     folder = out or Path("runs") / _name(jobs[0].config, "compare")
-    outcome = carry_out(console, jobs, Shelf(folder))
+    outcome = carry_out(console, jobs, Shelf(folder), at_once)
     groups = group_runs(outcome.runs)
     if groups:
         from fedsat.report.page import write_page  # noqa: PLC0415 (not needed to train)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,10 +141,10 @@ def speaking_of(path: Path) -> Iterator[None]:
         raise FedsatError(f"cannot write to {path}: {error.strerror or error}") from error
 
 
-def free_folder(parent: Path, name: str) -> Path:
-    """`parent/name`, or the first of `name-2`, `name-3`, … that holds no run yet."""
+def free_folder(parent: Path, name: str, promised: Container[Path] = ()) -> Path:
+    """`parent/name`, or the first of `name-2`, `name-3`, … that holds no run yet and is not promised to one."""
     path, number = parent / name, 1
-    while (path / CONFIG).exists():
+    while (path / CONFIG).exists() or path in promised:
         number += 1
         path = parent / f"{name}-{number}"
     return path

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -121,9 +121,9 @@ class Shelf:
                 return path
         return None
 
-    def place(self, name: str) -> Path:
-        """A folder for a run to be called `name`; one that holds no run yet."""
-        return free_folder(self.folder, file_name(name))
+    def place(self, name: str, promised: Container[Path] = ()) -> Path:
+        """A folder for a run to be called `name`; one that holds no run yet, nor is promised to another."""
+        return free_folder(self.folder, file_name(name), promised)
 
     def add(self, path: Path) -> StoredRun:
         """Take note of the finished run in `path`, one of this folder's."""
