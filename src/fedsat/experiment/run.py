@@ -183,21 +183,24 @@ class Run:
     def close(self, status: str, error: str | None = None, *, for_more: bool = True) -> None:
         """Write the last files; `status` is completed, interrupted or failed.
 
-        A run that was interrupted leaves a checkpoint, and so does one that is completed unless nobody is to go on
-        from it (`for_more`).
+        A run that was interrupted leaves a checkpoint, and so does one that is completed if it can afford to, unless
+        nobody is to go on from it (`for_more`).
         """
         del self.metrics[self.training.rounds :]  # an interrupted round may have got as far as its line
         if self.folder is None:
             return
         self.folder.record(self.metrics)
         self.folder.settle()
-        if status == "interrupted" or (status == "completed" and for_more):
+        if status == "interrupted" or (status == "completed" and for_more and self._affords_a_last_checkpoint()):
             self.put_away()
         if self.standing.best is not None:
             self.folder.save_model(self.standing.best, BEST_MODEL)
         self.folder.finish(self._told(status, error), self.model)
         if self.checkpoints is not None:
             self.checkpoints.end(keep=KEPT if status != "completed" else 1 if for_more else 0)
+
+    def _affords_a_last_checkpoint(self) -> bool:
+        return self.checkpoints is not None and self.checkpoints.due_at_the_end(self.training)
 
     def _told(self, status: str, error: str | None) -> dict[str, Any]:
         """What `summary.json` holds."""
