@@ -57,16 +57,16 @@ def main(arguments: list[str] | None = None) -> None:
 def _carry_out(arguments: list[str], debug: bool) -> int:
     try:
         result = app(arguments, standalone_mode=False)
-        if result == INTERRUPTED:  # typer's word for Ctrl-C
+        if result == INTERRUPTED:  # a newer typer's word for Ctrl-C; older ones raise Abort
             _say("stopped")
         return result if isinstance(result, int) else 0
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):
         _say("stopped")
         return INTERRUPTED
-    except typer.TyperException as error:
-        _say(" ".join(error.format_message().split()) + " (--help shows what there is)")
-        return 2
     except Exception as error:
+        if hasattr(error, "format_message"):  # a wrong use of the command line: click's error, or newer typers' own
+            _say(" ".join(error.format_message().split()) + " (--help shows what there is)")
+            return 2
         if debug:
             raise
         known = isinstance(error, FedsatError)

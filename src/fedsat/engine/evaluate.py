@@ -8,6 +8,8 @@ from torch import Tensor
 from fedsat.algorithms import Model, Network
 from fedsat.algorithms.objective import cross_entropy
 from fedsat.engine.examples import Examples
+from fedsat.metrics import Evaluation
+from fedsat.tree import expand
 
 BATCH = {"cpu": 256, "cuda": 1024}
 """Samples evaluated together: what fits a CPU's caches, what fills a GPU."""
@@ -37,3 +39,11 @@ def count_and_loss(
         total += (cross_entropy(logits, labels) * (owner < groups)).sum(dtype=torch.float64)
     matrices = counts.view(groups + 1, classes, classes)[:groups]
     return matrices, total / matrices.sum()
+
+
+def evaluate(network: Network, model: Model, examples: Examples, classes: int) -> Evaluation:
+    """A model without client axis on all of `examples`."""
+    indices = torch.arange(len(examples), device=examples.labels.device)
+    stacked = Model(expand(model.params, 1), expand(model.buffers, 1))
+    counts, loss = count_and_loss(network, stacked, examples, indices, torch.zeros_like(indices), 1, classes)
+    return Evaluation(counts[0].cpu().numpy(), float(loss))

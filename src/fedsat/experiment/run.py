@@ -32,7 +32,6 @@ from fedsat.experiment.config import Config
 from fedsat.experiment.record import BEST_MODEL, RunFolder
 from fedsat.metrics import Evaluation, Floats, spread
 from fedsat.models import build_model
-from fedsat.tree import expand
 from fedsat.version import __version__
 
 LAST = 10
@@ -44,7 +43,8 @@ class Setup:
     """Everything a run needs, built from its configuration."""
 
     config: Config
-    federation: data.Federation
+    federation: data.Federation | None
+    """All clients' data; None where they keep them to themselves, as real nodes do."""
     engine: Engine
     device: torch.device
     notes: list[str]
@@ -93,9 +93,11 @@ class Run:
         """What a user should know before the first round."""
         config, federation = self.setup.config, self.setup.federation
         notes = list(self.setup.notes)
-        nodes = 1 + federation.clients - config.per_round
+        nodes = 1 + config.clients - config.per_round
         if config.algorithm.weighting.needs_counts and config.workers > nodes:
             notes.append(f"{config.workers} workers are asked for; a client and all nodes not called make {nodes}")
+        if federation is None:
+            return notes
         remark = config.algorithm.objective.note(torch.from_numpy(federation.class_counts))
         return notes if remark is None else [*notes, remark]
 
@@ -114,6 +116,7 @@ class Run:
                 with clocked(played.seconds, "evaluate", engine.device):
                     line |= self._evaluate()
         finally:  # a round that was played is recorded, even if its evaluation is interrupted
+            line |= engine.remarks()
             line["seconds"] = {name: round(spent, 6) for name, spent in played.seconds.items()}
             self.metrics.append(line)
             if self.folder is not None:
@@ -122,31 +125,16 @@ class Run:
 
     def _evaluate(self) -> dict[str, Any]:
         """What an evaluated round adds to its line; the best model so far is put aside."""
-        self.evaluation = evaluation = self.setup.engine.evaluate(self.model)
-        self.client_accuracies = self._client_accuracy(self.model, evaluation)
+        engine = self.setup.engine
+        others = engine.algorithm.reported_models(self.training.server)
+        first, *rest = engine.assess([self.model, *others.values()], self.setup.config.client_accuracy)
+        self.evaluation, self.client_accuracies = evaluation, _ = first
         if evaluation.accuracy > self.best_accuracy:
             self.best_accuracy = evaluation.accuracy
             if self.folder is not None:
                 self.folder.save_model(self.model, BEST_MODEL)
-        return evaluation_line(evaluation, self.client_accuracies) | self._reported_models()
-
-    def _reported_models(self) -> dict[str, Any]:
-        """What an evaluated round adds for a method that reports other models besides the global one."""
-        engine, lines = self.setup.engine, {}
-        for name, model in engine.algorithm.reported_models(self.training.server).items():
-            evaluation = engine.evaluate(model)
-            lines[name] = evaluation_line(evaluation, self._client_accuracy(model, evaluation))
-        return {"models": lines} if lines else {}
-
-    def _client_accuracy(self, model: Model, evaluation: Evaluation) -> Floats:
-        federation, engine = self.setup.federation, self.setup.engine
-        if self.setup.config.client_accuracy == "expected":
-            return evaluation.expected_client_accuracy(federation.class_counts)
-        everyone = np.arange(federation.clients)
-        stacked = Model(expand(model.params, 1), expand(model.buffers, 1))
-        counts = engine.count_by_node(stacked, everyone).cpu().numpy()
-        right: Floats = np.trace(counts, axis1=1, axis2=2) / counts.sum(axis=(1, 2))
-        return right
+        lines = {name: evaluation_line(*assessed) for name, assessed in zip(others, rest, strict=True)}
+        return evaluation_line(*first) | ({"models": lines} if lines else {})
 
     def close(self, status: str, error: str | None = None) -> None:
         """Write the last files; `status` is completed, interrupted or failed."""
@@ -157,7 +145,7 @@ class Run:
         if self.evaluation is not None and self.client_accuracies is not None:
             summary["confusion"] = self.evaluation.confusion.tolist()
             summary["client_accuracies"] = _known(self.client_accuracies.round(4))
-        summary["class_names"] = list(self.setup.federation.dataset.class_names)
+        summary["class_names"] = list(self.setup.engine.class_names)
         summary["made_with"] = surroundings(self.setup.device)
         self.folder.finish(summary, self.model)
 
