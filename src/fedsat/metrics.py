@@ -74,10 +74,14 @@ class Evaluation:
 
     def expected_client_accuracy(self, class_counts: NDArray[np.int64]) -> Floats:
         """Σ_c p_k(c) · recall_c for every client: its score on fresh data of its own class mix (SPEC §9)."""
-        recall = self.recall
-        known = ~np.isnan(recall)
-        mix = class_counts[:, known].astype(np.float64)
-        return share(mix @ recall[known], mix.sum(axis=1))
+        return expected_accuracy(self.recall, class_counts)
+
+
+def expected_accuracy(recall: Floats, class_counts: NDArray[np.int64]) -> Floats:
+    """Σ_c p_k(c) · recall_c over the classes whose recall is known, for every row of class counts."""
+    known = ~np.isnan(recall)
+    mix = class_counts[:, known].astype(np.float64)
+    return share(mix @ recall[known], mix.sum(axis=1))
 
 
 Assessment = tuple[Evaluation, Floats]
