@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from fedsat.cli import data, listing, paper, training
+from fedsat.cli import data, federate, listing, paper, training
 from fedsat.errors import FedsatError, UsageError
 from fedsat.version import __version__
 
@@ -24,6 +24,7 @@ app = typer.Typer(
 app.command("run")(training.run)
 app.command("compare")(training.compare)
 app.command("report")(training.report)
+app.command("federate")(federate.federate)
 app.add_typer(paper.app, name="paper")
 app.add_typer(data.app, name="data")
 app.command("list")(listing.show)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -50,8 +50,12 @@ class Watcher:
 
     def __call__(self, run: Run, line: Mapping[str, Any]) -> None:
         """Show one more round."""
+        self.show(line, run.setup.engine.class_names)
+
+    def show(self, line: Mapping[str, Any], class_names: Sequence[str]) -> None:
+        """Show one more round, of which only its line of metrics is at hand."""
         if "test_accuracy" in line:
-            worst = run.setup.engine.class_names[line["worst_class"]]
+            worst = class_names[line["worst_class"]]
             self._seen = (
                 f"accuracy {percent(line['test_accuracy'])}  worst class {percent(line['worst_recall'])} ({worst})"
             )

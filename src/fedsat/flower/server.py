@@ -46,7 +46,11 @@ def main(grid: Grid, context: Context) -> None:
         config, terms, out = read_run_config(context.run_config)
         run = prepare(grid, config, terms, out)
         log.info("files: %s", out)
-        carry_on(run, _tell)
+        try:
+            carry_on(run, _tell)
+        except SystemExit:  # Flower's word for a run that is stopped from outside
+            run.close("interrupted")
+            raise
     except FedsatError as error:
         log.error("fedsat: %s", error)
         raise
@@ -91,8 +95,9 @@ def assemble(grid: Grid, config: Config, terms: Terms) -> Setup:
     members.wait_for(set(range(config.clients)), terms.wait)
     needed = math.ceil(terms.min_fraction * config.clients)
     if len(members.nodes) < needed or members.shape is None:
+        told = "".join(f"; {remark['why']}" for remark in members.take_remarks()[:1])
         raise FedsatError(
-            f"{len(members.nodes)} of {config.clients} nodes came in {terms.wait:g} s; {needed} are needed to begin"
+            f"{len(members.nodes)} of {config.clients} nodes came in {terms.wait:g} s, {needed} are needed to begin{told}"
         )
     if not run.mean:
         mean, std = pooled_moments(list(members.cards.values()))
