@@ -25,7 +25,11 @@ class LoopGrid(Grid):
         self.asked: list[tuple[int, str]] = []
         """Every question: node and type."""
         self._replies: dict[str, Message] = {}
-        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1  # who sends, as Flower's processes set it
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = (
+            1,
+            1,
+            1,
+        )  # who sends, as Flower's processes set it
         for config in node_configs:
             self.join(config)
 

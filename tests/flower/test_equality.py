@@ -37,7 +37,9 @@ def federate(grid: LoopGrid, config: Config, terms: Terms | None = None, out: Pa
 
 def assert_same(left: Run, right: Run) -> None:
     trees = [(left.model.params, right.model.params), (left.model.buffers, right.model.buffers)]
-    trees += [(left.training.server.memory[name], right.training.server.memory[name]) for name in left.training.server.memory]
+    trees += [
+        (left.training.server.memory[name], right.training.server.memory[name]) for name in left.training.server.memory
+    ]
     for mine, other in trees:
         assert mine.keys() == other.keys()
         for name in mine:

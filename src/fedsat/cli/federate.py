@@ -20,7 +20,7 @@ from fedsat.cli.screen import Watcher
 from fedsat.cli.training import Out, folder_name
 from fedsat.errors import FedsatError, UsageError
 from fedsat.experiment.config import Config, override
-from fedsat.experiment.record import CONFIG, METRICS, free_folder, read_metrics, read_summary
+from fedsat.experiment.record import CONFIG, METRICS, SUMMARY, free_folder, read_metrics, read_summary
 from fedsat.experiment.store import StoredRun
 from fedsat.flower import require_flower
 from fedsat.flower.local import LocalFederation
@@ -59,7 +59,8 @@ def federate(
         federation = LocalFederation(Path(work), threads=max(1, (os.cpu_count() or 1) // nodes))
         try:
             with federation, Watcher(console, config.method, config.rounds) as watcher:
-                process = start(federation, config, terms, folder)
+                start_nodes(federation, config)
+                process = submit(federation, config, terms, folder)
                 follow(process, folder, lambda line: _show(console, watcher, line, dataset.class_names))
         finally:
             _keep_logs(Path(work) / "logs", folder)
@@ -68,14 +69,18 @@ def federate(
     say(console, f"files: {folder}")
 
 
-def start(federation: LocalFederation, config: Config, terms: Terms, folder: Path) -> subprocess.Popen[bytes]:
-    """Start a node for each client and hand the run to them; the process lasts as long as the run."""
-    file = federation.folder / CONFIG
-    file.write_text(config.to_toml(), encoding="utf-8")
+def start_nodes(federation: LocalFederation, config: Config) -> None:
+    """Start a node for each client, with its part of the dataset."""
     dataset = config.dataset if config.dataset in data.DATASETS else str(Path(config.dataset).expanduser().resolve())
     for client in range(config.clients):
         share = {"dataset": dataset, "partition-id": client, "num-partitions": config.clients}
         federation.start_node(f"node-{client}", share)
+
+
+def submit(federation: LocalFederation, config: Config, terms: Terms, folder: Path) -> subprocess.Popen[bytes]:
+    """Hand a run to the nodes; the process lasts as long as the run."""
+    file = federation.folder / CONFIG
+    file.write_text(config.to_toml(), encoding="utf-8")
     return federation.submit({"config": str(file), "out": str(folder.resolve()), **vars(terms)})
 
 
@@ -83,7 +88,7 @@ def follow(process: subprocess.Popen[bytes], folder: Path, on_round: Any) -> Non
     """Call `on_round` with each round's line of metrics as the server records it, until the run ends."""
     shown, running = 0, True
     while running:
-        running = process.poll() is None
+        running = process.poll() is None and not (folder / SUMMARY).exists()
         lines = read_metrics(folder) if (folder / METRICS).exists() else []
         for line in lines[shown:]:
             on_round(line)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 
 from flwr.app import ArrayRecord, RecordDict
@@ -44,10 +44,14 @@ class Exchange:
         """The nodes that are connected."""
         return set(self.grid.get_node_ids())
 
-    def ask(self, questions: Mapping[int, Message], group: int) -> dict[int, Answer]:
-        """Ask nodes and wait until all have answered or the time is up."""
+    def ask(self, questions: Mapping[int, Message], group: int, doubtful: Set[int] = frozenset()) -> dict[int, Answer]:
+        """Ask nodes and wait until all have answered or the time is up.
+
+        `doubtful` nodes, which were silent before, have no longer than twice the time that the others take.
+        """
         packed: dict[int, ArrayRecord] = {}
-        deadline, pause = time.monotonic() + self.timeout, FIRST_PAUSE
+        began, pause = time.monotonic(), FIRST_PAUSE
+        deadline = began + self.timeout
         waiting: dict[str, int] = {}
         answers: dict[int, Answer] = {}
         for node, question in questions.items():
@@ -61,10 +65,12 @@ class Exchange:
             collected = self._collect(waiting)
             for message, answer in collected.items():
                 answers[waiting.pop(message)] = answer
+            if answers and doubtful >= set(waiting.values()):
+                deadline = min(deadline, began + 2 * (time.monotonic() - began))
             if waiting and not collected:
                 time.sleep(pause)
                 pause = min(pause * 1.5, LONGEST_PAUSE)
-        late = Failure(f"no answer in {self.timeout:g} s")
+        late = Failure(f"no answer in {time.monotonic() - began:.1f} s")
         return answers | dict.fromkeys(waiting.values(), late)
 
     def post(self, nodes: Iterable[int], question: Message) -> None:

@@ -115,9 +115,17 @@ class LocalFederation:
         self.stop()
 
     def start_node(
-        self, name: str, config: Mapping[str, Any], key: Path | None = None, authority: Path | None = None
+        self,
+        name: str,
+        config: Mapping[str, Any],
+        *options: str,
+        key: Path | None = None,
+        authority: Path | None = None,
     ) -> subprocess.Popen[bytes]:
-        """Start a SuperNode with this node configuration; `authority` is whom it trusts, if not the federation's."""
+        """Start a SuperNode with this node configuration, and with further options of `flower-supernode`.
+
+        `key` is what it authenticates itself by; `authority` is whom it trusts, if not the federation's.
+        """
         command = ["flower-supernode", "--superlink", f"127.0.0.1:{self.port}", "--port", f"{free_port()}"]
         if self.tls is None:
             command.append("--insecure")
@@ -125,7 +133,7 @@ class LocalFederation:
             command += ["--root-certificates", str(authority or self.tls.authority)]
         if key is not None:
             command += ["--auth-supernode-private-key", str(key)]
-        return self._start(name, [*command, "--node-config", " ".join(_toml(config, equals="="))])
+        return self._start(name, [*command, *options, "--node-config", " ".join(_toml(config, equals="="))])
 
     def register(self, public_key: Path) -> None:
         """Let the node with this key take part."""

@@ -58,7 +58,9 @@ class Members:
         """Ask clients; the checked answers of those who gave a good one. The others are named in the record."""
         self.refresh()
         nodes = {client: self.nodes[client] for client in questions if client in self.nodes}
-        answers = self.exchange.ask({node: questions[client] for client, node in nodes.items()}, self.round)
+        doubtful = {node for client, node in nodes.items() if client in self._silent}
+        asked = {node: questions[client] for client, node in nodes.items()}
+        answers = self.exchange.ask(asked, self.round, doubtful)
         accepted: dict[int, Checked] = {}
         for client in questions:
             answer = answers[nodes[client]] if client in nodes else Failure("its node is not connected")

@@ -96,9 +96,8 @@ def assemble(grid: Grid, config: Config, terms: Terms) -> Setup:
     needed = math.ceil(terms.min_fraction * config.clients)
     if len(members.nodes) < needed or members.shape is None:
         told = "".join(f"; {remark['why']}" for remark in members.take_remarks()[:1])
-        raise FedsatError(
-            f"{len(members.nodes)} of {config.clients} nodes came in {terms.wait:g} s, {needed} are needed to begin{told}"
-        )
+        came = f"{len(members.nodes)} of {config.clients} nodes came in {terms.wait:g} s"
+        raise FedsatError(f"{came}, {needed} are needed to begin{told}")
     if not run.mean:
         mean, std = pooled_moments(list(members.cards.values()))
         run = dataclasses.replace(run, mean=mean, std=std)
