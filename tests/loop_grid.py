@@ -25,6 +25,7 @@ class LoopGrid(Grid):
         self.asked: list[tuple[int, str]] = []
         """Every question: node and type."""
         self._replies: dict[str, Message] = {}
+        self._last: dict[str, Message] = {}
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = (
             1,
             1,
@@ -42,6 +43,10 @@ class LoopGrid(Grid):
     def leave(self, node: int) -> None:
         del self.contexts[node]
 
+    def last(self, kind: str) -> Message:
+        """The last question of a type."""
+        return self._last[kind]
+
     def get_node_ids(self) -> list[int]:
         return list(self.contexts)
 
@@ -52,6 +57,7 @@ class LoopGrid(Grid):
         node = message.metadata.dst_node_id
         number = f"{len(self.asked)}"
         self.asked.append((node, message.metadata.message_type))
+        self._last[message.metadata.message_type] = message
         message.metadata.__dict__["_message_id"] = number
         if node not in self.contexts:
             self._replies[number] = Message(Error(code=3, reason="Node Unavailable"), reply_to=message)

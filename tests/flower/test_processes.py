@@ -17,6 +17,7 @@ from loop_grid import soon
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedsat[flower]'")
 
+from fedsat.cli import main
 from fedsat.cli.federate import start_nodes, submit
 from fedsat.experiment.record import read_metrics, read_summary
 from fedsat.flower.local import MARK, LocalFederation, Tls
@@ -56,27 +57,44 @@ def wait(process: subprocess.Popen[bytes], federation: LocalFederation, out: Pat
     assert read_summary(out), federation.log("run")[-3000:]
 
 
-def test_three_methods_equal_the_sequential_engine(federation: LocalFederation, clouds: Path, tmp_path: Path) -> None:
-    for method in ("fedavg", "scaffold", "fedsat"):
+def assert_equal_to_the_simulator(folder: Path, table: dict[str, Any]) -> None:
+    """What real nodes left in `folder` is what the sequential engine leaves of the same run."""
+    reference = folder.with_name(f"{folder.name}-alone")
+    alone = fedsat.run(**table, out=reference)
+    summary, wanted = read_summary(folder), read_summary(reference)
+    assert summary["status"] == "completed"
+    left, right = (load_file(path / "model.safetensors") for path in (folder, reference))
+    assert left.keys() == right.keys()
+    for name in left:
+        assert_close(left[name], right[name], rtol=1e-5, atol=1e-7)
+    assert summary["test_accuracy"] == pytest.approx(wanted["test_accuracy"])
+    for mine, other in zip(read_metrics(folder), alone.metrics, strict=True):
+        assert mine["clients"] == other["clients"]
+        assert mine["weights"] == pytest.approx(other["weights"], rel=1e-5)
+        assert mine["bytes_down"] > other["bytes_down"]  # what is measured has names and headers as well
+        assert "left_out" not in mine
+    assert {path.name for path in reference.iterdir()} <= {path.name for path in folder.iterdir()}
+
+
+def test_the_command(clouds: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = settings(clouds, algorithm="fedavg")
+    (tmp_path / "run.toml").write_text(fedsat.configure(**table).to_toml())
+    with pytest.raises(SystemExit) as ended:
+        main(["federate", str(tmp_path / "run.toml"), "--nodes", f"{NODES}", "--out", str(tmp_path / "out")])
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    assert "fedavg  round 3/3  accuracy" in shown
+    assert "last round" in shown
+    assert_equal_to_the_simulator(tmp_path / "out", table)
+    assert "client 3 is node" in (tmp_path / "out" / "flower-logs" / "run.log").read_text()
+
+
+def test_scaffold_and_fedsat(federation: LocalFederation, clouds: Path, tmp_path: Path) -> None:
+    for method in ("scaffold", "fedsat"):
         table = settings(clouds, algorithm=method)
-        alone = fedsat.run(**table, out=tmp_path / f"{method}-alone")
-        terms = Terms(wait=60.0, timeout=60.0)
-        wait(submit(federation, fedsat.configure(**table), terms, tmp_path / method), federation, tmp_path / method)
-        summary, wanted = read_summary(tmp_path / method), read_summary(tmp_path / f"{method}-alone")
-        assert summary["status"] == "completed", federation.log("run")[-3000:]
-        left, right = (load_file(tmp_path / name / "model.safetensors") for name in (method, f"{method}-alone"))
-        assert left.keys() == right.keys()
-        for name in left:
-            assert_close(left[name], right[name], rtol=1e-5, atol=1e-7)
-        assert summary["test_accuracy"] == pytest.approx(wanted["test_accuracy"])
-        for mine, other in zip(read_metrics(tmp_path / method), alone.metrics, strict=True):
-            assert mine["clients"] == other["clients"]
-            assert mine["weights"] == pytest.approx(other["weights"], rel=1e-5)
-            assert mine["bytes_down"] > other["bytes_down"]  # what is measured has keys and headers as well
-            assert "left_out" not in mine
-        assert {path.name for path in (tmp_path / method).iterdir()} == {
-            path.name for path in (tmp_path / f"{method}-alone").iterdir()
-        }
+        run = submit(federation, fedsat.configure(**table), Terms(wait=60.0, timeout=60.0), tmp_path / method)
+        wait(run, federation, tmp_path / method)
+        assert_equal_to_the_simulator(tmp_path / method, table)
 
 
 def test_a_killed_node_comes_back(federation: LocalFederation, clouds: Path, tmp_path: Path) -> None:

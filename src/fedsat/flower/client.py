@@ -103,12 +103,13 @@ def evaluate(message: FlowerMessage, context: Context) -> FlowerMessage:
     engine = _engine(asked.run, context.node_config, asked.client)
     models = [_on_device(engine, model) for model in asked.models]
     if asked.how == "expected":
-        counts = engine.federation.class_counts[[asked.client]]
-        right = [expected_accuracy(recall, counts)[0] for recall in asked.recalls["recalls"].numpy()]
+        held = engine.federation.class_counts[[asked.client]]
+        right = [expected_accuracy(recall, held)[0] for recall in asked.recalls["recalls"].numpy()]
         results = {"accuracy": torch.tensor(right, dtype=torch.float64)}
     elif asked.how == "own":
-        assessed = engine.assess(models, "own")
-        results = {"accuracy": torch.tensor([own[asked.client] for _, own in assessed], dtype=torch.float64)}
+        counts = [_counts(engine, Model(expand(m.params, 1), expand(m.buffers, 1)), asked.client) for m in models]
+        right = [int(correct.sum()) / int(labels.sum()) for _, correct, labels in counts]
+        results = {"accuracy": torch.tensor(right, dtype=torch.float64)}
     else:
         held_out = [engine.evaluate(model) for model in models]
         results = {

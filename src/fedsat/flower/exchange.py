@@ -50,8 +50,6 @@ class Exchange:
         `doubtful` nodes, which were silent before, have no longer than twice the time that the others take.
         """
         packed: dict[int, ArrayRecord] = {}
-        began, pause = time.monotonic(), FIRST_PAUSE
-        deadline = began + self.timeout
         waiting: dict[str, int] = {}
         answers: dict[int, Answer] = {}
         for node, question in questions.items():
@@ -61,13 +59,17 @@ class Exchange:
             else:
                 waiting[message] = node
         del packed
-        while waiting and time.monotonic() < deadline:
+        began, pause = time.monotonic(), FIRST_PAUSE
+        deadline = began + self.timeout
+        while True:
             collected = self._collect(waiting)
             for message, answer in collected.items():
                 answers[waiting.pop(message)] = answer
+            if not waiting or time.monotonic() >= deadline:
+                break
             if answers and doubtful >= set(waiting.values()):
                 deadline = min(deadline, began + 2 * (time.monotonic() - began))
-            if waiting and not collected:
+            if not collected:
                 time.sleep(pause)
                 pause = min(pause * 1.5, LONGEST_PAUSE)
         late = Failure(f"no answer in {time.monotonic() - began:.1f} s")

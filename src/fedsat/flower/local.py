@@ -142,7 +142,12 @@ class LocalFederation:
             raise FedsatError(f"the key {public_key} could not be registered: {done.stdout.decode().strip()}")
 
     def submit(self, run_config: Mapping[str, Any]) -> subprocess.Popen[bytes]:
-        """Hand a run to the federation; the process returned lasts as long as the run, and its log is `run.log`."""
+        """Hand a run to the federation; the process returned lasts as long as the run, and its log is `run.log`.
+
+        One run follows another: if the last one is not over yet, its end is waited for.
+        """
+        if "run" in self._processes:
+            self._processes.pop("run").wait()
         project = self.folder / "project"
         project.mkdir(exist_ok=True)
         (project / "federation_app.py").write_text(APP)
