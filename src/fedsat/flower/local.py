@@ -212,7 +212,11 @@ class LocalFederation:
     def _environment(self, home: str) -> dict[str, str]:
         """What processes are told: their own folder for Flower's files, no telemetry, few threads, quick looks."""
         paths = [str(self.folder / "bin"), str(_beside_python("")), os.environ.get("PATH", "")]
-        usual = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}
+        usual = {
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+        }
         return {
             **usual,
             **os.environ,
