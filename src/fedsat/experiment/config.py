@@ -11,12 +11,12 @@ from typing import Annotated, Any, Literal
 
 from fedsat.algorithms import Algorithm, FedSat, algorithms
 from fedsat.data import Partition, partitions
-from fedsat.engine import EngineName, Precision
+from fedsat.engine import Attack, EngineName, Precision, attacks
 from fedsat.errors import UsageError, unknown
 from fedsat.models import FROM_DATA, models
 from fedsat.options import Option, OptionField, Registry, check, options_of
 
-PARTS: dict[str, Registry[Any]] = {"partition": partitions, "model": models, "algorithm": algorithms}
+PARTS: dict[str, Registry[Any]] = {"partition": partitions, "model": models, "algorithm": algorithms, "attack": attacks}
 """The parts of a run that have a name and options of their own: tables of the file."""
 
 
@@ -39,6 +39,14 @@ class Config:
         Literal["expected", "own"],
         Option("clients' accuracy from their class mix and the test recalls, or on their own training samples"),
     ] = "expected"
+    dropout: Annotated[
+        float, Option("share of called clients and workers that do not answer", at_least=0, at_most=1)
+    ] = 0.0
+    stragglers: Annotated[float, Option("share of called clients that do fewer epochs", at_least=0, at_most=1)] = 0.0
+    max_norm: Annotated[
+        float, Option("updates longer than this many medians of their round are refused; 0: none", at_least=0)
+    ] = 0.0
+    attackers: Annotated[float, Option("share of all clients that are malicious", at_least=0, at_most=1)] = 0.0
     seed: Annotated[int, Option("seed of partition, initial model, sampling and batches", at_least=0)] = 0
     engine: Annotated[
         EngineName,
@@ -51,6 +59,7 @@ class Config:
     )
     model: Annotated[Any, Option("the network, and its options")] = "mlp"
     algorithm: Annotated[Algorithm, Option("the federated method", among=algorithms)] = FedSat()
+    attack: Annotated[Attack, Option("what malicious clients do", among=attacks)] = Attack()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "model", model_table(self.model))
@@ -58,6 +67,13 @@ class Config:
         models.arguments(self.model)
         if self.per_round > self.clients:
             raise UsageError(f"per_round is {self.per_round}; there are only {self.clients} clients to call")
+        if self.stragglers and self.epochs == 1:
+            raise UsageError("stragglers do fewer epochs than others; with epochs = 1 there are none fewer")
+        if (type(self.attack) is Attack) != (self.attackers == 0):
+            raise UsageError(
+                f"attack is {attacks.name_of(self.attack)!r} and attackers is {self.attackers:g}; "
+                "give both, such as --attack sign-flip --attackers 0.2, or neither"
+            )
 
     @property
     def method(self) -> str:
@@ -121,7 +137,7 @@ def read(path: Path) -> dict[str, Any]:
         raise UsageError(f"cannot read the configuration {path}: {error}") from error
 
 
-LEVELS = {"partition": 0, "model": 0, "algorithm": 0, "objective": 1, "weighting": 1}
+LEVELS = {"partition": 0, "model": 0, "algorithm": 0, "attack": 0, "objective": 1, "weighting": 1, "combination": 1}
 """Parts, outer ones first: naming another part brings other options, so parts are put in before their options."""
 
 

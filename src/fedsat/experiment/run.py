@@ -17,6 +17,7 @@ import torch
 from fedsat import data
 from fedsat.algorithms import Model
 from fedsat.engine import (
+    Adversity,
     Calls,
     Engine,
     Federated,
@@ -32,6 +33,7 @@ from fedsat.experiment.config import Config
 from fedsat.experiment.record import BEST_MODEL, RunFolder
 from fedsat.metrics import Evaluation, Floats, spread
 from fedsat.models import build_model
+from fedsat.sampling import draw_attackers
 from fedsat.tree import expand
 from fedsat.version import __version__
 
@@ -45,9 +47,11 @@ class Setup:
 
     config: Config
     federation: data.Federation
+    """As it is, not as an attack may have changed its labels."""
     engine: Engine
     device: torch.device
     notes: list[str]
+    adversity: Adversity
 
     @staticmethod
     def of(config: Config) -> Setup:
@@ -61,13 +65,14 @@ class Setup:
         federation = data.Federation.build(dataset, config.partition, config.clients, config.seed)
         module = build_model(config.model, dataset.input_shape, dataset.classes, config.seed)
         training = LocalTraining(
-            config.epochs, config.batch_size, config.lr, config.augment == "crop-flip", config.seed
+            config.epochs, config.batch_size, config.lr, config.augment == "crop-flip", config.seed, config.stragglers
         )
-        engine, note = make_engine(
-            config.engine, module, federation, config.algorithm, training, device, config.precision
-        )
+        attackers = draw_attackers(config.seed, config.clients, config.attackers)
+        played = config.attack.poison(federation, attackers)
+        engine, note = make_engine(config.engine, module, played, config.algorithm, training, device, config.precision)
         notes = [text for text in (dataset.note, note) if text]
-        return Setup(config, federation, engine, device, notes)
+        adversity = Adversity(config.dropout, config.max_norm, config.attack, attackers)
+        return Setup(config, federation, engine, device, notes, adversity)
 
 
 @dataclass
@@ -107,7 +112,8 @@ class Run:
     def play(self) -> dict[str, Any]:
         """Play one round, evaluate if it is due, record it; returns the round's line of metrics."""
         config, engine = self.setup.config, self.setup.engine
-        played = play_round(engine, self.training, Calls(config.per_round, config.workers, config.seed))
+        calls = Calls(config.per_round, config.workers, config.seed)
+        played = play_round(engine, self.training, calls, self.setup.adversity)
         line = round_line(played)
         try:
             if played.number % config.evaluate_every == 0 or played.number == config.rounds:
@@ -198,7 +204,7 @@ def round_line(played: PlayedRound) -> dict[str, Any]:
     weighing, traffic = played.weighing, played.traffic
     line: dict[str, Any] = {
         "round": played.number,
-        "train_loss": float(played.losses.mean()),
+        "train_loss": float(played.losses.mean()) if len(played.losses) else None,
         "clients": played.clients.tolist(),
         "weights": weighing.weights.tolist(),
         "effective_clients": weighing.effective_clients,
@@ -210,7 +216,12 @@ def round_line(played: PlayedRound) -> dict[str, Any]:
         line["priority_class"] = int(weighing.class_scores.argmax())
         line["class_scores"] = weighing.class_scores.tolist()
         line["client_scores"] = weighing.client_scores.tolist()
-    return line
+    misfortunes = {
+        "missing": list(played.missing),
+        "refused": {str(client): why for client, why in played.refused.items()},
+        "refused_workers": {str(worker): why for worker, why in played.refused_workers.items()},
+    }
+    return line | {what: nodes for what, nodes in misfortunes.items() if nodes}
 
 
 def evaluation_line(evaluation: Evaluation, client_accuracy: Floats) -> dict[str, Any]:
