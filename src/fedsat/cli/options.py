@@ -92,8 +92,10 @@ def _parameters() -> list[inspect.Parameter]:
     for name, (kind, text) in PARTITION_OPTIONS.items():
         parameters.append(_parameter(name, kind, _flag(name, text, METAVARS[kind])))
     parameters += [
-        _parameter("without", str, _flag("without", "leave out parts of FedSat: psl, correction, pwa", "PARTS")),
-        _parameter("with_", str, _flag("with", "put parts of FedSat on another method: psl, pwa", "PARTS")),
+        _parameter("without", str, _flag("without", "leave out parts: psl, correction, pwa", "PARTS")),
+        _parameter(
+            "with_", str, _flag("with", "put parts on a method: psl, pwa, median, trimmed-mean, multi-krum", "PARTS")
+        ),
         _parameter("set_", list[str], _flag("set", "any other setting; may be repeated", "KEY=VALUE")),
     ]
     return parameters

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from fedsat.algorithms import Algorithm, FedSat, algorithms
+from fedsat.algorithms import Algorithm, FedSat, algorithms, combinations
 from fedsat.data import Partition, partitions
 from fedsat.engine import Attack, EngineName, Precision, attacks
 from fedsat.errors import UsageError, unknown
@@ -80,11 +80,11 @@ class Config:
         """The method's name, with the parts that were put on or left off: `fedsat`, `fedavg+psl`, `fedsat-pwa`."""
         name = algorithms.name_of(self.algorithm)
         usual = algorithms.options(name)
-        for kind in ("objective", "weighting"):
+        for kind in ("objective", "weighting", "combination"):
             registry = usual[kind].option.among
             used, default = getattr(self.algorithm, kind), usual[kind].default
             if registry is not None and type(used) is not type(default):
-                plain = type(used) in (type(Algorithm().objective), type(Algorithm().weighting))
+                plain = type(used) is type(getattr(Algorithm(), kind))
                 name += f"-{registry.name_of(default)}" if plain else f"+{registry.name_of(used)}"
         return name + "-correction" if not getattr(self.algorithm, "correction", True) else name
 
@@ -210,34 +210,45 @@ def _nested_paths(
     return nested
 
 
+PLACES = {
+    "psl": ("objective", "cross-entropy"),
+    "pwa": ("weighting", "samples"),
+    **{name: ("combination", "mean") for name in combinations if name != "mean"},
+}
+"""Parts that can be put on any method: where each goes, and what stands there without it."""
+
+
 def switch_parts(table: Mapping[str, Any], on: Iterable[str], off: Iterable[str]) -> dict[str, Any]:
-    """Put FedSat's loss or weights on a method (`psl`, `pwa`), or take one of its parts off (also `correction`)."""
+    """Put a loss, weights or a combination on a method (see `PLACES`), or take one off (also FedSat's `correction`)."""
     table = complete(table)
     method = table["algorithm"]
-    places = {"psl": ("objective", "cross-entropy"), "pwa": ("weighting", "samples")}
     for part in on:
-        if part not in places:
-            raise unknown("part to put on a method:", part, places)
-        if method[places[part][0]]["name"] != part:
-            method[places[part][0]] = part
+        if part not in PLACES:
+            raise unknown("part to put on a method:", part, PLACES)
+        if method[PLACES[part][0]]["name"] != part:
+            method[PLACES[part][0]] = part
     for part in off:
-        if part not in {*places, "correction"}:
-            raise unknown("part to leave out:", part, [*places, "correction"])
+        if part not in {*PLACES, "correction"}:
+            raise unknown("part to leave out:", part, [*PLACES, "correction"])
         if part == "correction" and method.get("correction"):
             method["correction"] = False
-        elif part in places and method[places[part][0]]["name"] == part:
-            method[places[part][0]] = places[part][1]
+        elif part in PLACES and method[PLACES[part][0]]["name"] == part:
+            method[PLACES[part][0]] = PLACES[part][1]
         else:
             raise UsageError(f"{method['name']} has no part {part!r} that could be left out")
     return complete(table)
 
 
 def method_parts(label: str) -> tuple[list[tuple[str, str]], list[str], list[str]]:
-    """What `override` takes for a method as `Config.method` writes it: `fedavg+psl`, `fedsat-psl-pwa`."""
+    """What `override` takes for a method as `Config.method` writes it: `fedavg+multi-krum`, `fedsat-psl-pwa`."""
     on: list[str] = []
     off: list[str] = []
     name = label
-    while name not in algorithms and (cut := max(name.rfind("+"), name.rfind("-"))) > 0:
+    while name not in algorithms:
+        known = next((part for part in PLACES if name.endswith((f"+{part}", f"-{part}"))), "")
+        cut = len(name) - len(known) - 1 if known else max(name.rfind("+"), name.rfind("-"))
+        if cut <= 0:
+            break
         (on if name[cut] == "+" else off).append(name[cut + 1 :])
         name = name[:cut]
     if name not in algorithms:  # a user's module:Name, or a name that the registry will refuse
