@@ -82,6 +82,27 @@ class TrimmedMean(Robust):
         return tree_map(lambda tensor: _middle(tensor[counted], suspects), tree)
 
 
+@combinations.register("clipped-mean")
+@dataclass(frozen=True)
+class ClippedMean(Combination):
+    """The weighted mean in which a long movement weighs less (norm clipping, Sun et al. 2019)."""
+
+    longest: Annotated[float, Option("medians of the round's lengths beyond which a movement is clipped", above=0)] = (
+        1.5
+    )
+
+    def select(self, movements: Tree, weights: Tensor) -> Tensor:
+        """w_k · min(1, longest · median/‖θ_k − Θ‖), normalised: what is clipped counts for less, nobody for more."""
+        lengths = norms(movements)
+        limit = self.longest * lengths[weights > 0].quantile(0.5)
+        clipped = weights * torch.where(lengths > limit, limit / lengths.clamp(min=1e-300), 1.0).to(weights)
+        return clipped / clipped.sum() if bool(clipped.any()) else weights
+
+    def total(self, tree: Tree, weights: Tensor) -> Tree:
+        """As many times the centre as there are clients."""
+        return tree_map(lambda tensor: len(weights) * tensor, self.centre(tree, weights))
+
+
 @combinations.register("multi-krum")
 @dataclass(frozen=True)
 class MultiKrum(Robust):
@@ -108,6 +129,12 @@ class MultiKrum(Robust):
         kept = torch.zeros_like(weights)
         kept[chosen] = weights[chosen]
         return kept / kept.sum()
+
+
+def norms(movements: Tree) -> Tensor:
+    """‖θ_k − Θ‖ of every client, [K]."""
+    squares = [tensor.reshape(len(tensor), -1).double().square().sum(1) for tensor in movements.values()]
+    return torch.stack(squares).sum(0).sqrt()
 
 
 def suspected(share: float, clients: int) -> int:

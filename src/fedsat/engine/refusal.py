@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from fedsat.algorithms import Model, Updates
+from fedsat.algorithms import Model
 from fedsat.algorithms.base import movements
+from fedsat.algorithms.combination import norms
 from fedsat.engine.local import TrainedRound, diverged, finite
 from fedsat.metrics import ClassCounts
 from fedsat.sampling import Indices
@@ -27,7 +27,7 @@ def refuse_updates(
     whole = finite(trained)
     if not bool(whole.any()):
         raise diverged(trained, round_number)
-    lengths = norms(start, trained.updates)
+    lengths = norms(movements(start, trained.updates))
     middle = torch.quantile(lengths[whole], 0.5)
     far = whole & (lengths > max_norm * middle) & (middle > 0) if max_norm else torch.zeros_like(whole)
     if bool((whole & ~far).all()):
@@ -39,13 +39,6 @@ def refuse_updates(
         elif far[place]:
             refused[client] = f"moved {float(lengths[place] / middle):.3g} times as far as the median"
     return trained.take(torch.nonzero(whole & ~far).flatten().tolist()), refused
-
-
-def norms(start: Model, updates: Updates) -> Tensor:
-    """‖θ_k − Θ‖ of every client, [K]."""
-    moved = movements(start, updates)
-    squares = [tensor.reshape(len(tensor), -1).double().square().sum(1) for tensor in moved.values()]
-    return torch.stack(squares).sum(0).sqrt()
 
 
 def refuse_reports(counts: ClassCounts, workers: Indices) -> tuple[ClassCounts, Refused]:
