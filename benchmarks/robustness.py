@@ -30,7 +30,7 @@ import torch
 import fedsat
 from fedsat.experiment.config import Config, method_parts, override
 from fedsat.experiment.record import write_whole
-from fedsat.experiment.run import surroundings
+from fedsat.experiment.surroundings import surroundings
 
 SPLITS: dict[str, dict[str, Any]] = {
     "LS β=0.3": {"name": "ls", "beta": 0.3},

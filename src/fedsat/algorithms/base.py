@@ -30,7 +30,7 @@ from fedsat.algorithms.combination import Combination, combinations
 from fedsat.algorithms.objective import CrossEntropy, Objective, objectives
 from fedsat.algorithms.weighting import BySamples, Weighting, weightings
 from fedsat.options import Option, Registry, check
-from fedsat.tree import State, Tree, expand, per_client, tree_map
+from fedsat.tree import State, Tree, add, expand, per_client, tree_map
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class Algorithm:
 
     def advance(self, model: Model, movement: Tree, updates: Updates, weights: Tensor) -> Model:
         """Θ + η_g · movement; buffers take no part in a method's movement, they are the clients' own combined."""
-        params = tree_map(lambda p, d: torch.add(p, d, alpha=self.server_lr), model.params, movement)
+        params = add(model.params, movement, self.server_lr)
         return Model(params, combine_buffers(updates.model.buffers, weights, self.combination))
 
     def reported_models(self, server: Server) -> dict[str, Model]:
@@ -192,7 +192,7 @@ class Algorithm:
 
 def descend(params: Tree, direction: Tree, lr: float) -> Tree:
     """θ − η · direction."""
-    return tree_map(lambda p, d: torch.sub(p, d, alpha=lr), params, direction)
+    return add(params, direction, -lr)
 
 
 def movements(model: Model, updates: Updates) -> Tree:
