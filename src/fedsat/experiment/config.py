@@ -39,9 +39,9 @@ class Config:
         Literal["expected", "own"],
         Option("clients' accuracy from their class mix and the test recalls, or on their own training samples"),
     ] = "expected"
-    dropout: Annotated[
-        float, Option("share of called clients and workers that do not answer", at_least=0, at_most=1)
-    ] = 0.0
+    dropout: Annotated[float, Option("share of called clients and workers that do not answer", at_least=0, below=1)] = (
+        0.0
+    )
     stragglers: Annotated[float, Option("share of called clients that do fewer epochs", at_least=0, at_most=1)] = 0.0
     max_norm: Annotated[
         float, Option("updates longer than this many medians of their round are refused; 0: none", at_least=0)

@@ -20,6 +20,7 @@ from fedsat.engine import (
     Federated,
     LocalTraining,
     PlayedRound,
+    attacks,
     clocked,
     make_engine,
     play_round,
@@ -103,6 +104,11 @@ class Run:
         nodes = 1 + federation.clients - config.per_round
         if config.algorithm.weighting.needs_counts and config.workers > nodes:
             notes.append(f"{config.workers} workers are asked for; a client and all nodes not called make {nodes}")
+        attackers = len(self.setup.adversity.attackers)
+        if attackers:
+            notes.append(
+                f"{attackers} of {federation.clients} clients are malicious ({attacks.name_of(config.attack)})"
+            )
         remark = config.algorithm.objective.note(torch.from_numpy(federation.class_counts))
         return notes if remark is None else [*notes, remark]
 
@@ -311,6 +317,9 @@ def summarise(metrics: list[dict[str, Any]]) -> dict[str, Any]:
         "bytes_up": sum(line["bytes_up"] for line in metrics),
         "seconds": sum(sum(line["seconds"].values()) for line in metrics),
     }
+    for what in ("missing", "refused", "refused_workers"):
+        if count := sum(len(line.get(what, ())) for line in metrics):
+            summary[what] = count
     if not evaluated:
         return summary
     summary |= quoted(evaluated, len(metrics))
