@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch import Tensor
 from byhand import make_updates, one, values
 from fedsat.algorithms import PrioritizedClassWeights
 from fedsat.algorithms.combination import ClippedMean
-from fedsat.algorithms.workers import median_rates, recall_on_own_classes, summed, weighted_median
+from fedsat.algorithms.workers import believable, median_rates, recall_on_own_classes, summed, weighted_median
 from fedsat.metrics import ClassCounts
 
 
@@ -129,3 +130,16 @@ def test_where_nothing_moves_nothing_is_clipped() -> None:
     # Most do not move: the limit is 0, and the one that does gets no weight.
     third = torch.full((3,), 1 / 3, dtype=torch.float64)
     assert ClippedMean().select(one(0, 0, 5), third).tolist() == pytest.approx([0.5, 0.5, 0])
+
+
+def test_a_worker_that_finds_what_nobody_finds_is_not_believed() -> None:
+    # Two clients of class 0. Workers 5, 6, 7, 8, 9 find 1, 1, 0, 0.6, 1 of the first, 0.9, 1, 0, 0.8, 0.9 of the
+    # second: medians 1 and 0.9. Worker 7 is off by (1 + 0.9)/2, worker 8 by (0.4 + 0.1)/2 = 0.25, others by less.
+    labels = [[[5, 0], *[[10, 0]] * 5]] * 2
+    correct = [[[5, 0], [10, 0], [10, 0], [0, 0], [6, 0], [10, 0]], [[5, 0], [9, 0], [0, 0], [10, 0], [8, 0], [9, 0]]]
+    nodes = torch.tensor([[1, 5, 6, 7, 8, 9], [2, 5, 7, 6, 8, 9]])
+    given = replace(reports(labels, correct, labels), workers=nodes)
+    left = believable(given)
+    assert left.labels[..., 0].tolist() == [[5, 10, 10, 0, 10, 10], [5, 10, 0, 10, 10, 10]]
+    assert left.workers is nodes
+    assert believable(reports(labels, correct, labels)).labels.tolist() == labels  # nothing is known of who is who

@@ -25,7 +25,7 @@ from fedsat.engine import (
     start,
 )
 from fedsat.engine.local import TrainedRound, new_meters
-from fedsat.engine.refusal import refuse_reports, refuse_updates, without
+from fedsat.engine.refusal import refuse_reports, refuse_updates
 from fedsat.errors import TrainingError
 from fedsat.metrics import ClassCounts
 from fedsat.sampling import draw_attackers
@@ -198,7 +198,7 @@ def test_reports_that_cannot_be_true_are_refused() -> None:
 
 def test_workers_that_did_not_report_contradict_nobody() -> None:
     given = reports([[[2, 2]], [[1, 3]]], [[[1, 1]], [[1, 2]]], [[[2, 2]], [[2, 2]]])
-    gone = without(given, np.array([[True], [False]]))
+    gone = given.without(torch.tensor([[True], [False]]))
     left, refused = refuse_reports(gone, np.array([[5], [5]]))
     assert not refused
     assert left.labels.tolist() == [[[0, 0]], [[2, 2]]]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedsat.algorithms.weighting import Weighing, Weighting, weightings
-from fedsat.algorithms.workers import median_rates, ratio, recall_on_own_classes, summed
+from fedsat.algorithms.workers import believable, median_rates, ratio, recall_on_own_classes, summed
 from fedsat.errors import UsageError
 from fedsat.metrics import ClassCounts
 from fedsat.options import Option
@@ -71,7 +71,11 @@ class PrioritizedClassWeights(Weighting):
         del updates
         if counts is None:
             raise ValueError("prioritized-class weights need the workers' counts")
-        predicted, correct, labels = summed(counts) if self.statistics == "sum" else median_rates(counts)
+        if self.statistics == "median":
+            counts = believable(counts)
+            predicted, correct, labels = median_rates(counts)
+        else:
+            predicted, correct, labels = summed(counts)
         scores = self.scores(predicted, correct, labels)
         totals = scores.sum(1)
         accepted = self.accepted(totals, self.competent(counts))

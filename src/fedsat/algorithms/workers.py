@@ -12,6 +12,9 @@ from torch import Tensor
 
 from fedsat.metrics import ClassCounts
 
+FAR_OFF = 0.4
+"""Workers whose findings are further than this from the median ones, on average, are not believed."""
+
 
 def ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
     """The quotient, 0 where the denominator is 0."""
@@ -49,18 +52,41 @@ def median_rates(counts: ClassCounts) -> tuple[Tensor, Tensor, Tensor]:
 def recall_on_own_classes(counts: ClassCounts) -> Tensor:
     """How much of what a client says it holds its model gets right at others, [K]; NaN where no other worker can tell.
 
-    With p the class mix that the client reports of itself, a worker finds Σ_i p_i TP_i/T_i over the classes it holds,
-    and has seen Σ_i p_i of the client's mix. The median of what workers find, by what they have seen, is taken: a
-    model that was trained on its client's samples does well here however few classes it knows.
+    The median of what workers find, by what they have seen: a model that was trained on its client's samples does
+    well here however few classes it knows.
+    """
+    found, seen = findings(counts)
+    return torch.where(seen.sum(1) > 0, weighted_median(found, seen, dim=1), torch.nan)
+
+
+def believable(counts: ClassCounts) -> ClassCounts:
+    """The counts without the reports of workers who, over all clients they were asked about, find what nobody does.
+
+    How far a worker is off is its mean distance from the median of all findings about a client, by what it has seen.
+    """
+    if counts.workers is None or counts.labels.shape[1] == 1:
+        return counts
+    found, seen = findings(counts)
+    distance = (found - weighted_median(found, seen, dim=1)[:, None]).abs()
+    nodes = counts.workers[:, 1:].flatten()
+    sums = torch.zeros(2, int(counts.workers.max()) + 1, dtype=torch.float64, device=seen.device)
+    sums[0].index_add_(0, nodes, (seen * distance).flatten())
+    sums[1].index_add_(0, nodes, seen.flatten())
+    return counts.without((ratio(sums[0], sums[1]) > FAR_OFF)[counts.workers])
+
+
+def findings(counts: ClassCounts) -> tuple[Tensor, Tensor]:
+    """What each worker but the client itself finds of a client's model, and how much it has seen, [K, w − 1].
+
+    With p the class mix that the client reports of itself, a worker has seen Σ_i p_i over the classes it holds, and
+    finds Σ_i p_i TP_i/T_i over them, divided by what it has seen.
     """
     labels, correct = counts.labels.to(torch.float64), counts.correct.to(torch.float64)
     own, others = labels[:, :1], labels[:, 1:]
     claimed = own.sum(-1, keepdim=True) > 0
     mix = torch.where(claimed, ratio(own, own.sum(-1, keepdim=True)), 1 / own.shape[-1])
     seen = (mix * (others > 0)).sum(-1)
-    found = ratio((mix * ratio(correct[:, 1:], others)).sum(-1), seen)
-    middle = weighted_median(found, seen, dim=1)
-    return torch.where(seen.sum(1) > 0, middle, torch.nan)
+    return ratio((mix * ratio(correct[:, 1:], others)).sum(-1), seen), seen
 
 
 def weighted_median(values: Tensor, weights: Tensor, dim: int) -> Tensor:

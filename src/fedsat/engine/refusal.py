@@ -58,10 +58,5 @@ def refuse_reports(counts: ClassCounts, workers: Indices) -> tuple[ClassCounts, 
     refused |= {int(liar): "counts that cannot be" for liar in np.unique(workers[~possible.cpu().numpy()])}
     if not refused:
         return counts, {}
-    return without(counts, np.isin(workers, list(refused))), refused
-
-
-def without(counts: ClassCounts, missing: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> ClassCounts:
-    """The counts with the reports marked in `missing`, [K, w], as zeros: a report about no samples."""
-    gone = torch.from_numpy(missing).to(counts.labels.device)[..., None]
-    return ClassCounts(*(vector.masked_fill(gone, 0) for vector in (counts.predicted, counts.correct, counts.labels)))
+    liars = torch.from_numpy(np.isin(workers, list(refused)))
+    return counts.without(liars.to(labels.device)), refused

@@ -25,7 +25,7 @@ from fedsat.algorithms.base import movements
 from fedsat.data import Federation
 from fedsat.engine.attacks import Attack
 from fedsat.engine.local import TrainedRound
-from fedsat.engine.refusal import Refused, refuse_reports, refuse_updates, without
+from fedsat.engine.refusal import Refused, refuse_reports, refuse_updates
 from fedsat.errors import TrainingError
 from fedsat.metrics import ClassCounts, Evaluation
 from fedsat.sampling import Indices, sample_clients, sample_workers, which_workers_report, who_answers
@@ -147,8 +147,10 @@ def play_round(engine: Engine, training: Federated, calls: Calls, adversity: Adv
             workers = sample_workers(calls.seed, number, engine.federation.clients, called, calls.workers)
             workers = workers[np.isin(called, clients)]
             counts = attack.report(engine.measure(updates, workers), clients, workers, attackers)
-            report = which_workers_report(calls.seed, number, workers, adversity.dropout)
-            counts, refused_workers = refuse_reports(without(counts, ~report), workers)
+            silent = ~which_workers_report(calls.seed, number, workers, adversity.dropout)
+            counts = counts.without(torch.from_numpy(silent).to(engine.device))
+            counts, refused_workers = refuse_reports(counts, workers)
+            counts = replace(counts, workers=torch.from_numpy(workers).to(engine.device))
 
     with clocked(seconds, "aggregate", engine.device):
         weighing = weigh(algorithm, server, updates, counts)
