@@ -57,8 +57,8 @@ class Setup:
     def of(config: Config) -> Setup:
         """Load the data, split it, build the model and the engine."""
         device = pick_device(config.device)
-        if device.type == "cuda":  # graphs and Triton kernels go to the current device, whatever their tensors are on
-            torch.cuda.set_device(device)
+        if device.type == "cuda" and device.index is not None:
+            torch.cuda.set_device(device)  # graphs and Triton kernels go to the current device, wherever tensors are
         dataset = data.load(config.dataset, image_size=config.image_size, seed=config.seed)
         if config.augment != "none" and len(dataset.input_shape) != 3:
             raise UsageError(f"augment is {config.augment!r}, which needs images; {dataset.name} has none")
