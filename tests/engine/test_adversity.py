@@ -174,20 +174,21 @@ def test_a_refused_client_leaves_no_trace(method: str) -> None:
 # Workers' reports
 
 
-def reports(predicted: Any, correct: Any, labels: Any) -> ClassCounts:
-    return ClassCounts(*(torch.tensor(rows) for rows in (predicted, correct, labels)))
+def reports(predicted: Any, correct: Any, labels: Any, workers: Any = None) -> ClassCounts:
+    nodes = None if workers is None else torch.tensor(workers)
+    return ClassCounts(torch.tensor(predicted), torch.tensor(correct), torch.tensor(labels), nodes)
 
 
 def test_reports_that_cannot_be_true_are_refused() -> None:
     # Two clients, workers 10, 11, 12 and 10, 11, 13; two classes. Worker 11 claims other labels the second time,
     # worker 12 has more hits than predictions, worker 13 predicts five of four samples.
-    workers = np.array([[10, 11, 12], [10, 11, 13]])
     given = reports(
         [[[2, 2], [3, 1], [1, 3]], [[1, 3], [2, 2], [4, 1]]],
         [[[1, 1], [2, 1], [2, 2]], [[1, 2], [1, 1], [2, 1]]],
         [[[2, 2], [2, 2], [2, 2]], [[2, 2], [1, 3], [2, 2]]],
+        [[10, 11, 12], [10, 11, 13]],
     )
-    left, refused = refuse_reports(given, workers)
+    left, refused = refuse_reports(given)
     assert refused == {
         11: "labels that change from report to report", 12: "counts that cannot be", 13: "counts that cannot be"
     }  # fmt: skip
@@ -197,9 +198,9 @@ def test_reports_that_cannot_be_true_are_refused() -> None:
 
 
 def test_workers_that_did_not_report_contradict_nobody() -> None:
-    given = reports([[[2, 2]], [[1, 3]]], [[[1, 1]], [[1, 2]]], [[[2, 2]], [[2, 2]]])
+    given = reports([[[2, 2]], [[1, 3]]], [[[1, 1]], [[1, 2]]], [[[2, 2]], [[2, 2]]], [[5], [5]])
     gone = given.without(torch.tensor([[True], [False]]))
-    left, refused = refuse_reports(gone, np.array([[5], [5]]))
+    left, refused = refuse_reports(gone)
     assert not refused
     assert left.labels.tolist() == [[[0, 0]], [[2, 2]]]
 
@@ -254,7 +255,8 @@ def test_liars_push_each_other_and_bury_the_rest() -> None:
     assert told.labels.tolist() == [[[8, 4, 0], [8, 4, 0]], [[4, 2, 0], [8, 4, 0]]]
     assert told.correct.tolist() == [[[8, 4, 0], [8, 4, 0]], [[3, 1, 0], [0, 0, 0]]]
     assert told.predicted.tolist() == [[[8, 4, 0], [8, 4, 0]], [[3, 2, 1], [0, 8, 4]]]
-    assert refuse_reports(told, workers)[1] == {}  # a careful lie contradicts nothing
+    known = replace(told, workers=torch.from_numpy(workers))
+    assert refuse_reports(known)[1] == {}  # a careful lie contradicts nothing
 
 
 def test_lies_move_the_weights_of_the_sum() -> None:

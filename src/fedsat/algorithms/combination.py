@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,9 @@ from fedsat.tree import Tree, tree_map, weighted_sum
 @dataclass(frozen=True)
 class Combination:
     """The weighted mean, Σ_k w_k · tree_k."""
+
+    selects: ClassVar[bool] = False
+    """Whether weights depend on the movements, so that `select` is to be called."""
 
     def __post_init__(self) -> None:
         check(self, "combination")
@@ -87,6 +90,8 @@ class TrimmedMean(Robust):
 class ClippedMean(Combination):
     """The weighted mean in which a long movement weighs less (norm clipping, Sun et al. 2019)."""
 
+    selects: ClassVar[bool] = True
+
     longest: Annotated[float, Option("medians of the round's lengths beyond which a movement is clipped", above=0)] = (
         1.5
     )
@@ -107,6 +112,8 @@ class ClippedMean(Combination):
 @dataclass(frozen=True)
 class MultiKrum(Robust):
     """The mean of the clients whose movements have the nearest neighbours (Blanchard et al. 2017)."""
+
+    selects: ClassVar[bool] = True
 
     hostile: Hostile = 0.3
 
@@ -133,8 +140,10 @@ class MultiKrum(Robust):
 
 def norms(movements: Tree) -> Tensor:
     """‖θ_k − Θ‖ of every client, [K]."""
-    squares = [tensor.reshape(len(tensor), -1).double().square().sum(1) for tensor in movements.values()]
-    return torch.stack(squares).sum(0).sqrt()
+    norm = torch.linalg.vector_norm
+    lengths = [norm(tensor.reshape(len(tensor), -1), dim=1, dtype=torch.float64) for tensor in movements.values()]
+    length: Tensor = norm(torch.stack(lengths), dim=0)
+    return length
 
 
 def suspected(share: float, clients: int) -> int:

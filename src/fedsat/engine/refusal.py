@@ -10,7 +10,6 @@ from fedsat.algorithms.base import movements
 from fedsat.algorithms.combination import norms
 from fedsat.engine.local import TrainedRound, diverged, finite
 from fedsat.metrics import ClassCounts
-from fedsat.sampling import Indices
 
 Refused = dict[int, str]
 """Nodes that were refused, and why."""
@@ -41,13 +40,16 @@ def refuse_updates(
     return trained.take(torch.nonzero(whole & ~far).flatten().tolist()), refused
 
 
-def refuse_reports(counts: ClassCounts, workers: Indices) -> tuple[ClassCounts, Refused]:
+def refuse_reports(counts: ClassCounts) -> tuple[ClassCounts, Refused]:
     """The reports without those of workers that contradict themselves, and who these are.
 
     A report says 0 ≤ TP ≤ min(T, Z) in every class and ΣZ = ΣT, and a worker holds the same samples whomever it is
     asked about. A worker that breaks this once is not believed about anybody in the round.
     """
     predicted, correct, labels = counts.predicted, counts.correct, counts.labels
+    if counts.workers is None:
+        raise ValueError("reports can be refused only if it is known whose they are")
+    workers = counts.workers.cpu().numpy()
     possible = ((correct >= 0) & (correct <= torch.minimum(labels, predicted))).all(-1)
     possible &= predicted.sum(-1) == labels.sum(-1)
     held = labels.cpu().numpy()

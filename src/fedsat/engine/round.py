@@ -125,7 +125,6 @@ def start(engine: Engine) -> Federated:
 def play_round(engine: Engine, training: Federated, calls: Calls, adversity: Adversity = PEACE) -> PlayedRound:
     """Play the next round and move `training` on; on an error it stays as it was."""
     algorithm, server, number = engine.algorithm, training.server, training.rounds + 1
-    attack, attackers = adversity.attack, adversity.attackers
     seconds: dict[str, float] = {}
     called = sample_clients(calls.seed, number, engine.federation.clients, calls.per_round)
     answer = who_answers(calls.seed, number, called, adversity.dropout)
@@ -136,7 +135,7 @@ def play_round(engine: Engine, training: Federated, calls: Calls, adversity: Adv
 
     with clocked(seconds, "train", engine.device):
         trained = engine.train(server, called[answer], training.states, number)
-        sent = attack.send(server.model, trained.updates, attackers, calls.seed, number)
+        sent = adversity.attack.send(server.model, trained.updates, adversity.attackers, calls.seed, number)
         trained, refused = refuse_updates(replace(trained, updates=sent), server.model, adversity.max_norm, number)
         updates, clients = trained.updates, trained.updates.clients.numpy()
 
@@ -145,12 +144,8 @@ def play_round(engine: Engine, training: Federated, calls: Calls, adversity: Adv
     if algorithm.weighting.needs_counts:
         with clocked(seconds, "measure", engine.device):
             workers = sample_workers(calls.seed, number, engine.federation.clients, called, calls.workers)
-            workers = workers[np.isin(called, clients)]
-            counts = attack.report(engine.measure(updates, workers), clients, workers, attackers)
-            silent = ~which_workers_report(calls.seed, number, workers, adversity.dropout)
-            counts = counts.without(torch.from_numpy(silent).to(engine.device))
-            counts, refused_workers = refuse_reports(counts, workers)
-            counts = replace(counts, workers=torch.from_numpy(workers).to(engine.device))
+            counts = ask_workers(engine, updates, workers[np.isin(called, clients)], calls.seed, number, adversity)
+            counts, refused_workers = refuse_reports(counts)
 
     with clocked(seconds, "aggregate", engine.device):
         weighing = weigh(algorithm, server, updates, counts)
@@ -170,10 +165,22 @@ def skipped_round(number: int, missing: tuple[int, ...], down: int) -> PlayedRou
     return PlayedRound(number, np.empty(0, dtype=np.int64), nobody, Weighing(nobody), Traffic(down, 0, 0), {}, missing)
 
 
+def ask_workers(
+    engine: Engine, updates: Updates, workers: Indices, seed: int, number: int, adversity: Adversity
+) -> ClassCounts:
+    """What the workers report on the clients' models; zeros where one does not answer."""
+    clients, nodes = updates.clients.numpy(), torch.from_numpy(workers).to(engine.device)
+    counts = adversity.attack.report(engine.measure(updates, workers), clients, workers, adversity.attackers)
+    silent = ~which_workers_report(seed, number, workers, adversity.dropout)
+    return replace(counts.without(torch.from_numpy(silent).to(engine.device)), workers=nodes)
+
+
 def weigh(algorithm: Algorithm, server: Server, updates: Updates, counts: ClassCounts | None) -> Weighing:
-    """How much each update counts: by the method's weighting, among those that its combination selects."""
-    weighing = algorithm.weighting.weigh(updates, counts)
-    return replace(weighing, weights=algorithm.combination.select(movements(server.model, updates), weighing.weights))
+    """How much each update counts: by the method's weighting, and by its combination if that looks at movements."""
+    weighing, combination = algorithm.weighting.weigh(updates, counts), algorithm.combination
+    if not combination.selects:
+        return weighing
+    return replace(weighing, weights=combination.select(movements(server.model, updates), weighing.weights))
 
 
 def check_server(server: Server, round_number: int) -> None:
