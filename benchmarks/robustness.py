@@ -28,15 +28,19 @@ import numpy as np
 import torch
 
 import fedsat
+from fedsat.engine.attacks import FalseMovement
 from fedsat.experiment.config import Config, method_parts, override
 from fedsat.experiment.record import write_whole
 from fedsat.experiment.surroundings import surroundings
+from fedsat.tree import Tree, tree_map
 
 SPLITS: dict[str, dict[str, Any]] = {
     "LS β=0.3": {"name": "ls", "beta": 0.3},
     "LSMC n=4": {"name": "lsmc", "classes_per_client": 4},
 }
-ATTACKS = ["label-flip", "sign-flip", "scale", "noise", "free-rider", "lying-worker"]
+ABSENT = "absent"
+"""No attack: the attackers' updates are all refused. What is lost then, a perfect filter would lose as well."""
+ATTACKS = ["label-flip", "sign-flip", "scale", "noise", "free-rider", "lying-worker", ABSENT]
 DEFENCES = [
     "fedavg",
     "fedavg+median",
@@ -50,6 +54,16 @@ DEFENCES = [
 BLIND = ("+median", "+trimmed-mean")
 """Defences that work coordinate by coordinate: the weights of their clients say nothing about who was heard."""
 MARK = "<!-- tables, written by benchmarks/robustness.py --page -->"
+
+
+@dataclass(frozen=True)
+class Absent(FalseMovement):
+    """Attackers send nothing that could be averaged."""
+
+    def instead(self, movements: Tree, draws: Sequence[np.random.Generator]) -> Tree:
+        """Not a number."""
+        del draws
+        return tree_map(lambda tensor: torch.full_like(tensor, torch.nan), movements)
 
 
 @dataclass(frozen=True)
@@ -75,7 +89,7 @@ class Case:
             ("model", self.model),
             ("rounds", self.rounds),
             ("partition", SPLITS[self.split]),
-            ("attack", self.attack),
+            ("attack", "robustness:Absent" if self.attack == ABSENT else self.attack),
             ("attackers", self.attackers),
             ("seed", self.seed),
         ]

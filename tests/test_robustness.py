@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from robustness import DEFENCES, MARK, Case, append, done, play, read, shares, tables, write_page
+from robustness import DEFENCES, MARK, Absent, Case, append, done, play, read, shares, tables, write_page
 
 from fedsat.experiment.config import Config
 
@@ -19,6 +19,13 @@ def test_every_defence_can_be_configured() -> None:
         config = case(defence, "scale", 0.2).config
         assert isinstance(config, Config)
         assert config.method == defence
+    assert isinstance(case("fedavg", "absent", 0.2).config.attack, Absent)
+
+
+def test_absent_attackers_are_all_refused() -> None:
+    row = play(case("fedavg", "absent", 0.2), "cpu", deadline=float("inf"))
+    assert row is not None
+    assert (row["attackers_weight"], row["attackers_left_out"], row["honest_left_out"]) == (0, 1, 0)
 
 
 def test_shares_by_hand() -> None:
