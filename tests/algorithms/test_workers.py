@@ -99,9 +99,16 @@ def weights(correct: Any, labels: Any, **options: Any) -> list[float]:
 
 def test_the_papers_threshold_lets_a_bad_model_pass_and_the_filter_does_not() -> None:
     assert min(weights(CORRECT, LABELS)) > 0
-    # Recalls on their own classes 0.9, 1, 0.9, 0.1; the median is 0.9.
+    # Recalls on their own classes 0.9, 1, 0.9, 0.1; the upper quartile of 0.1, 0.9, 0.9, 1 is 0.925.
     assert [weight > 0 for weight in weights(CORRECT, LABELS, min_recall=0.9)] == [True, True, True, False]
     assert min(weights(CORRECT, LABELS, min_recall=0.1)) > 0
+    assert [weight > 0 for weight in weights(CORRECT, LABELS, min_recall=0.98)] == [False, True, False, False]
+
+
+def test_bad_models_are_left_out_even_where_they_are_the_majority() -> None:
+    # Only client 1 knows its class; of the recalls 0.1, 1, 0.1, 0.1 the upper quartile is 0.325.
+    correct = [[mix, *[right] * 3] for mix, right in zip(MIX, [[1, 0], [0, 10], [1, 0], [0, 1]], strict=True)]
+    assert weights(correct, LABELS, min_recall=0.9) == [0, 1, 0, 0]
 
 
 def test_one_liar_of_three_moves_the_sum_but_not_the_medians() -> None:

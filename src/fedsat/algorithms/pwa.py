@@ -52,8 +52,8 @@ class PrioritizedClassWeights(Weighting):
     min_recall: Annotated[
         float,
         Option(
-            "clients are left out whose model reaches less than this share of the round's median recall on the classes "
-            "that the client itself holds, as other workers see it; 0: not asked",
+            "clients are left out whose model reaches less than this share of what the best quarter reach in recall of "
+            "the classes that the client itself holds, as other workers see it; 0: not asked",
             at_least=0,
             at_most=1,
         ),
@@ -100,16 +100,17 @@ class PrioritizedClassWeights(Weighting):
         return accepted if bool(accepted.any()) else competent & (totals == totals[competent].min())
 
     def competent(self, counts: ClassCounts) -> Tensor:
-        """The clients whose models know what their clients hold, a mask [K]; never empty: half reach the median.
+        """The clients whose models know what their clients hold, a mask [K]; never empty, as the best quarter do.
 
-        The paper's score cannot tell: it is divided by each client's own maximum, so that a model which is wrong
-        everywhere scores no worse than one that is wrong somewhere.
+        The measure is the upper quartile, not the median: bad models are found low, so that it holds even in a round
+        which happens to call more attackers than others. The paper's score cannot tell: it is divided by each client's
+        own maximum, so that a model which is wrong everywhere scores no worse than one that is wrong somewhere.
         """
         recall = recall_on_own_classes(counts)
         unknown = recall.isnan()
         if not self.min_recall or bool(unknown.all()):
             return torch.ones_like(unknown)
-        return unknown | (recall >= self.min_recall * recall[~unknown].quantile(0.5))
+        return unknown | (recall >= self.min_recall * recall[~unknown].quantile(0.75))
 
     def priorities(self, scores: Tensor, correct: Tensor, labels: Tensor) -> Tensor:
         """P_k, [K]."""
