@@ -36,6 +36,16 @@ class ClassCounts:
     """TP: how often it was predicted rightly."""
     labels: Tensor
     """T: how many samples of it the worker has."""
+    workers: Tensor | None = None
+    """Which node each report is from, [K, w], where that is known."""
+
+    def without(self, missing: Tensor) -> ClassCounts:
+        """The counts with the reports marked in `missing`, [K, w], as zeros: reports about no samples."""
+        gone = missing[..., None]
+        predicted, correct, labels = (
+            vector.masked_fill(gone, 0) for vector in (self.predicted, self.correct, self.labels)
+        )
+        return ClassCounts(predicted, correct, labels, self.workers)
 
     @staticmethod
     def from_confusion(counts: Tensor) -> ClassCounts:

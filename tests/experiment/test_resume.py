@@ -66,6 +66,17 @@ def test_dropout_and_batch_statistics_go_on(tmp_path: Path, engine: str) -> None
     assert results(tmp_path / "killed") == results(tmp_path / "whole")
 
 
+@pytest.mark.parametrize("attack", ["noise", "lying-worker"])
+def test_misfortunes_go_on(tmp_path: Path, attack: str) -> None:
+    settings = {"dropout": 0.3, "attack": attack, "attackers": 0.3, "algorithm": "fedsat-robust"}
+    settings |= {"stragglers": 0.5, "epochs": 2}
+    tiny = {key: value for key, value in TINY.items() if key not in settings}
+    fedsat.run(**tiny, **settings, out=tmp_path / "whole")
+    killed_after(5, tmp_path / "killed", **settings)
+    fedsat.resume(tmp_path / "killed")
+    assert results(tmp_path / "killed") == results(tmp_path / "whole")
+
+
 def test_what_stands_between_rounds_is_all_in_a_checkpoint() -> None:
     """A field added here has to be written to checkpoints and read from them."""
     assert [field.name for field in dataclasses.fields(Federated)] == ["server", "states", "rounds"]

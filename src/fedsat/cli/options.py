@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from fedsat.errors import UsageError
-from fedsat.experiment.config import Config, override, parse_value, read
+from fedsat.experiment.config import PLACES, Config, override, parse_value, read
 from fedsat.options import OptionField, options_of
 
 PARTITION_OPTIONS = {
@@ -96,8 +96,8 @@ def _parameters() -> list[inspect.Parameter]:
     for name, (kind, text) in PARTITION_OPTIONS.items():
         parameters.append(_parameter(name, kind, _flag(name, text, METAVARS[kind])))
     parameters += [
-        _parameter("without", str, _flag("without", "leave out parts of FedSat: psl, correction, pwa", "PARTS")),
-        _parameter("with_", str, _flag("with", "put parts of FedSat on another method: psl, pwa", "PARTS")),
+        _parameter("without", str, _flag("without", "leave out parts: psl, correction, pwa", "PARTS")),
+        _parameter("with_", str, _flag("with", f"put parts on a method: {', '.join(PLACES)}", "PARTS")),
         _parameter("set_", list[str], _flag("set", "any other setting; may be repeated", "KEY=VALUE")),
     ]
     return parameters

@@ -47,6 +47,8 @@ class BaseEngine:
         self.algorithm = algorithm
         self.training = training
         self.device = device
+        self.class_mixes = federation.class_counts
+        """What clients' accuracy is expected by: as it is, should the federation's labels have been tampered with."""
         self.initial_model = initial_weights(module, device, dtype)
         dataset = federation.dataset
         self.train_examples = Examples(dataset.train, dataset, device, dtype)
@@ -124,15 +126,17 @@ class BaseEngine:
     def _assess(self, model: Model, client_accuracy: ClientAccuracy) -> Assessment:
         evaluation = self.evaluate(model)
         if client_accuracy == "expected":
-            return evaluation, evaluation.expected_client_accuracy(self.federation.class_counts)
+            return evaluation, evaluation.expected_client_accuracy(self.class_mixes)
         stacked = Model(expand(model.params, 1), expand(model.buffers, 1))
         counts = self.count_by_node(stacked, np.arange(self.clients)).cpu().numpy()
         right: Floats = np.trace(counts, axis1=1, axis2=2) / counts.sum(axis=(1, 2))
         return evaluation, right
 
-    def traffic(self, server: Server, updates: Updates, counts: ClassCounts | None) -> Traffic:
+    def traffic(
+        self, server: Server, called: int, answered: int, updates: Updates, counts: ClassCounts | None
+    ) -> Traffic:
         """What a real federation would have moved."""
-        return count_traffic(self.algorithm, server, updates, counts)
+        return count_traffic(self.algorithm, server, called, answered, updates, counts)
 
     def remarks(self) -> dict[str, Any]:
         """Nothing: all clients of a simulation answer."""

@@ -14,11 +14,13 @@ import torch
 from fedsat import data
 from fedsat.algorithms import Model
 from fedsat.engine import (
+    Adversity,
     Calls,
     Engine,
     Federated,
     LocalTraining,
     PlayedRound,
+    attacks,
     clocked,
     make_engine,
     play_round,
@@ -32,6 +34,7 @@ from fedsat.experiment.record import BEST_MODEL, RunFolder
 from fedsat.experiment.surroundings import pick_device, surroundings
 from fedsat.metrics import Evaluation, Floats, spread
 from fedsat.models import build_model
+from fedsat.sampling import draw_attackers
 
 LAST = 10
 """Rounds whose mean is reported beside the last and the best."""
@@ -43,10 +46,12 @@ class Setup:
 
     config: Config
     federation: data.Federation | None
-    """All clients' data; None where they keep them to themselves, as real nodes do."""
+    """All clients' data as they are, not as an attack may have changed them; None where they keep them to themselves,
+    as real nodes do."""
     engine: Engine
     device: torch.device
     notes: list[str]
+    adversity: Adversity
 
     @property
     def fingerprint(self) -> str:
@@ -65,13 +70,15 @@ class Setup:
         federation = data.Federation.build(dataset, config.partition, config.clients, config.seed)
         module = build_model(config.model, dataset.input_shape, dataset.classes, config.seed)
         training = LocalTraining(
-            config.epochs, config.batch_size, config.lr, config.augment == "crop-flip", config.seed
+            config.epochs, config.batch_size, config.lr, config.augment == "crop-flip", config.seed, config.stragglers
         )
-        engine, note = make_engine(
-            config.engine, module, federation, config.algorithm, training, device, config.precision
-        )
+        attackers = draw_attackers(config.seed, config.clients, config.attackers)
+        played = config.attack.poison(federation, attackers)
+        engine, note = make_engine(config.engine, module, played, config.algorithm, training, device, config.precision)
+        engine.class_mixes = federation.class_counts
         notes = [text for text in (dataset.note, note) if text]
-        return Setup(config, federation, engine, device, notes)
+        adversity = Adversity(config.dropout, config.max_norm, config.attack, attackers)
+        return Setup(config, federation, engine, device, notes, adversity)
 
 
 @dataclass
@@ -105,6 +112,11 @@ class Run:
             notes.append(f"{config.workers} workers are asked for; a client and all nodes not called make {nodes}")
         if federation is None:
             return notes
+        attackers = len(self.setup.adversity.attackers)
+        if attackers:
+            notes.append(
+                f"{attackers} of {federation.clients} clients are malicious ({attacks.name_of(config.attack)})"
+            )
         remark = config.algorithm.objective.note(torch.from_numpy(federation.class_counts))
         return notes if remark is None else [*notes, remark]
 
@@ -120,7 +132,8 @@ class Run:
         """
         config, engine, before = self.setup.config, self.setup.engine, self.standing
         training = replace(before.training, states=dict(before.training.states))
-        played = play_round(engine, training, Calls(config.per_round, config.workers, config.seed))
+        calls = Calls(config.per_round, config.workers, config.seed)
+        played = play_round(engine, training, calls, self.setup.adversity)
         line, after = round_line(played), replace(before, training=training)
         if played.number % config.evaluate_every == 0 or played.number == config.rounds:
             with clocked(played.seconds, "evaluate", engine.device):
@@ -248,7 +261,7 @@ def round_line(played: PlayedRound) -> dict[str, Any]:
     weighing, traffic = played.weighing, played.traffic
     line: dict[str, Any] = {
         "round": played.number,
-        "train_loss": float(played.losses.mean()),
+        "train_loss": float(played.losses.mean()) if len(played.losses) else None,
         "clients": played.clients.tolist(),
         "weights": weighing.weights.tolist(),
         "effective_clients": weighing.effective_clients,
@@ -260,7 +273,12 @@ def round_line(played: PlayedRound) -> dict[str, Any]:
         line["priority_class"] = int(weighing.class_scores.argmax())
         line["class_scores"] = weighing.class_scores.tolist()
         line["client_scores"] = weighing.client_scores.tolist()
-    return line
+    misfortunes = {
+        "missing": list(played.missing),
+        "refused": {str(client): why for client, why in played.refused.items()},
+        "refused_workers": {str(worker): why for worker, why in played.refused_workers.items()},
+    }
+    return line | {what: nodes for what, nodes in misfortunes.items() if nodes}
 
 
 def evaluation_line(evaluation: Evaluation, client_accuracy: Floats) -> dict[str, Any]:
@@ -294,6 +312,9 @@ def summarise(metrics: list[dict[str, Any]]) -> dict[str, Any]:
         "bytes_up": sum(line["bytes_up"] for line in metrics),
         "seconds": sum(sum(line["seconds"].values()) for line in metrics),
     }
+    for what in ("missing", "refused", "refused_workers"):
+        if count := sum(len(line.get(what, ())) for line in metrics):
+            summary[what] = count
     if not evaluated:
         return summary
     summary |= quoted(evaluated, len(metrics))

@@ -176,9 +176,11 @@ class RemoteEngine:
         evaluations = evaluations or _pooled(list(replies.values()), count)
         return list(zip(evaluations, accuracies, strict=True))
 
-    def traffic(self, server: Server, updates: Updates, counts: ClassCounts | None) -> Traffic:
+    def traffic(
+        self, server: Server, called: int, answered: int, updates: Updates, counts: ClassCounts | None
+    ) -> Traffic:
         """The bytes that were sent and received since the round began."""
-        del server, updates, counts
+        del server, called, answered, updates, counts
         down, up = self._exchange.down - self._marks[0], self._exchange.up - self._marks[1]
         self._marks = (self._exchange.down, self._exchange.up)
         return Traffic(down, up, self._worker_bytes)

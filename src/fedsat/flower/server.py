@@ -17,7 +17,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedsat import data
 from fedsat.data.catalog import DATASETS, info
 from fedsat.data.datasets import deviation
-from fedsat.engine import start
+from fedsat.engine import Adversity, start
 from fedsat.engine.capacity import evaluation_batch
 from fedsat.engine.evaluate import Counter
 from fedsat.engine.examples import Examples
@@ -114,10 +114,20 @@ def assemble(grid: Grid, config: Config, terms: Terms) -> Setup:
         batch = evaluation_batch(module, dataset.input_shape, device)
         test = Counter(network, examples, dataset.classes, batch).evaluate
     notes = [dataset.note] if dataset is not None and dataset.note else []
-    return Setup(config, None, RemoteEngine(run, config, terms, members, model, test), device, notes)
+    return Setup(
+        config,
+        None,
+        RemoteEngine(run, config, terms, members, model, test),
+        device,
+        notes,
+        Adversity(max_norm=config.max_norm),
+    )
 
 
 def _check_terms(config: Config, terms: Terms) -> None:
+    simulated = [name for name in ("dropout", "stragglers", "attackers") if getattr(config, name)]
+    if simulated:
+        raise UsageError(f"{simulated[0]} is simulated; real nodes fail, lag and lie on their own")
     others = min(config.workers - 1, config.clients - config.per_round)
     if terms.worker_counts == "sums" and config.algorithm.weighting.needs_counts and others < 1:
         raise UsageError(
