@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from federations import make_engine
 from fedsat.algorithms import Algorithm, algorithms
@@ -122,3 +122,29 @@ def test_not_finite_names_the_client() -> None:
             play(engine, 1)
         messages.append(str(error.value))
     assert messages[0] == messages[1]
+
+
+class Rough(nn.Module):
+    """What a gradient left as factors must survive: activations in place, a layer without bias first, one used twice,
+    frozen parts."""
+
+    def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(input_shape[0], 6, bias=False)
+        self.twice = nn.Linear(6, 6)
+        self.frozen = nn.Linear(6, 6).requires_grad_(False)
+        self.half_frozen = nn.Linear(6, 6)
+        self.half_frozen.bias.requires_grad_(False)
+        self.last = nn.Linear(6, classes)
+        self.activation = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.activation(self.first(x))
+        x = self.activation(self.twice(self.activation(self.twice(x))))
+        logits: Tensor = self.last(self.activation(self.half_frozen(self.activation(self.frozen(x)))))
+        return logits
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedprox", "fedlada"])
+def test_gradients_left_as_factors(algorithm: str) -> None:
+    assert_equal(algorithm, lanes=3, model="test_stacked:Rough", partition="ls", clients=9, batch_size=4)

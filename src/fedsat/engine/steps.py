@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -9,11 +10,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 
 from fedsat.algorithms import Batch, Model, Network, Outputs, Task
+from fedsat.algorithms.base import gradient
 from fedsat.engine.base import BaseEngine
 from fedsat.engine.lanes import Stretch
 from fedsat.engine.local import meter
+from fedsat.engine.network import Factors
 from fedsat.errors import UsageError
 from fedsat.tree import State, Tree, tree_map
 
@@ -21,8 +25,18 @@ from fedsat.tree import State, Tree, tree_map
 class StackedNetwork(Network, Protocol):
     """The networks of many clients as one function of stacked weights."""
 
-    def train(self, params: Tree, buffers: Tree, x: Tensor, real: Tensor | None) -> Outputs:
-        """Training mode; running statistics in `buffers` move on. `real` marks padding, if there is any."""
+    def train(
+        self,
+        params: Tree,
+        buffers: Tree,
+        x: Tensor,
+        real: Tensor | None = None,
+        factors: list[Factors] | None = None,
+    ) -> Outputs:
+        """Training mode; running statistics in `buffers` move on. `real` marks padding, if there is any.
+
+        Where `factors` is given, weights may leave their gradients there as factors and be given none otherwise.
+        """
 
 
 @dataclass
@@ -140,19 +154,42 @@ def advance(engine: BaseEngine, network: StackedNetwork, task: Task, lanes: Lane
     """One step of local training of all lanes: the stacked counterpart of the sequential engine's inner loop."""
     algorithm = engine.algorithm
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in lanes.params.items()}
-    outputs = network.train(leaves, lanes.buffers, batch.x, batch.real if padded else None)
+    factors: list[Factors] | None = [] if algorithm.descends else None
+    outputs = network.train(leaves, lanes.buffers, batch.x, batch.real if padded else None, factors)
     losses, lanes.costs = algorithm.objective.loss(lanes.costs, outputs, batch)
     penalty = algorithm.penalty(task, lanes.carry, outputs, batch)
     if penalty is not None:
         losses = losses + penalty
     means = torch.where(batch.real, losses, 0).sum(1) / batch.real.sum(1) if padded else losses.mean(1)
-    grads = dict(
-        zip(leaves, torch.autograd.grad(means.sum(), list(leaves.values()), materialize_grads=True), strict=True)
-    )
-    with torch.no_grad():
-        lanes.params, carry = algorithm.step(task, lanes.carry, lanes.params, grads)
+    if factors is None:
+        grads = gradient(means, leaves)
+        with torch.no_grad():
+            lanes.params, carry = algorithm.step(task, lanes.carry, lanes.params, grads)
         if carry.keys() != lanes.carry.keys():
             name = type(algorithm).__name__
             raise UsageError(f"{name}.step hands on {sorted(carry)}, {name}.begin gave {sorted(lanes.carry)}")
         lanes.carry = carry
-        lanes.meters = meter(lanes.meters, means.detach())
+    else:
+        with torch.no_grad():
+            pull = algorithm.pull(task, lanes.carry, lanes.params)
+        descend_in_place(leaves, pull, means, factors, task.lr)
+    lanes.meters = meter(lanes.meters, means.detach())
+
+
+def descend_in_place(params: Tree, pull: Tree | None, costs: Tensor, factors: Sequence[Factors], lr: float) -> None:
+    """θ ← θ − η (∇L + pull), L the clients' costs [C].
+
+    A gradient left as factors is multiplied out right into its weights: formed on its own it would be written, read
+    and let go, which costs a CPU as much again as the product.
+    """
+    edges = [*(get_gradient_edge(tensor) for tensor in params.values()), *(product.out for product in factors)]
+    grads = torch.autograd.grad(costs.sum(), edges, allow_unused=True)
+    with torch.no_grad():
+        for (name, tensor), grad in zip(params.items(), grads, strict=False):
+            if pull is not None:
+                tensor.sub_(pull[name], alpha=lr)
+            if grad is not None:
+                tensor.sub_(grad, alpha=lr)
+        for product, grad in zip(factors, grads[len(params) :], strict=True):
+            if grad is not None:
+                product.weight.baddbmm_(grad, product.columns.transpose(1, 2), alpha=-lr)
