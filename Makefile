@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # The stamp carries the pins: changing them or pyproject.toml installs again.
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test check format bench clean
+.PHONY: install demo test check format bench bench-peers clean
 
 install: $(STAMP)
 
@@ -32,5 +32,10 @@ format: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python benchmarks/engines.py
 
+# Flower and pfl, for `make bench` to compare with.
+bench-peers:
+	$(PYTHON) -m venv $(VENV)-bench
+	$(VENV)-bench/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+
 clean:
-	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache src/*.egg-info
+	rm -rf $(VENV) $(VENV)-bench build .pytest_cache .mypy_cache .ruff_cache src/*.egg-info

@@ -239,7 +239,10 @@ class FoldedNetwork:
         """
         self._aside.real = real
         self._aside.factors = None if x.is_cuda or self._half else factors
-        return self._run(self._training, params, buffers, x)
+        try:
+            return self._run(self._training, params, buffers, x)
+        finally:  # factors hold the step's graph, which must not outlive the step
+            self._aside.real = self._aside.factors = None
 
     def _run(self, module: nn.Module, params: Tree, buffers: Tree, x: Tensor) -> Outputs:
         clients, kind = len(x), x.dtype
