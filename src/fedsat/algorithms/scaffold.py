@@ -28,7 +28,7 @@ from fedsat.algorithms.base import (
 )
 from fedsat.algorithms.weighting import Uniform, Weighting, weightings
 from fedsat.options import Option
-from fedsat.tree import State, Tree, per_client, tree_map, zeros_like
+from fedsat.tree import State, Tree, add, per_client, tree_map, zeros_like
 
 
 @algorithms.register("scaffold")
@@ -93,5 +93,5 @@ class Scaffold(Algorithm):
                 outputs = task.network(model.params, model.buffers, batch.x)
                 losses, costs = self.objective.loss(costs, outputs, batch)
                 grads = gradient(losses.masked_fill(~batch.real, 0.0).sum(1), model.params)
-            total = tree_map(torch.add, total, grads)
+            total = add(total, grads)
         return tree_map(lambda sums: sums / per_client(task.class_counts.sum(1), sums), total)

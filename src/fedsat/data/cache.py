@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedsat import lock
 from fedsat.data.catalog import Arrays, info
 from fedsat.errors import DataError
 
@@ -70,9 +70,9 @@ def locked(name: str, waiting: Callable[[], None]) -> Iterator[None]:
     with _writable(root):
         file = (root / f".{name}.lock").open("a+b")
     with file:
-        if not _lock(file.fileno(), wait=False):
+        if not lock.take(file.fileno(), wait=False):
             waiting()
-            _lock(file.fileno(), wait=True)
+            lock.take(file.fileno(), wait=True)
         yield
 
 
@@ -83,27 +83,3 @@ def _writable(root: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise DataError(f"cannot write to the cache {root} ({error}); set FEDSAT_DATA to another folder") from error
-
-
-if sys.platform == "win32":
-    import msvcrt
-
-    def _lock(handle: int, *, wait: bool) -> bool:
-        while True:  # LK_LOCK itself gives up after ten seconds
-            try:
-                msvcrt.locking(handle, msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK, 1)
-            except OSError:
-                if not wait:
-                    return False
-            else:
-                return True
-
-else:
-    import fcntl
-
-    def _lock(handle: int, *, wait: bool) -> bool:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True

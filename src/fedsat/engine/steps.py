@@ -185,11 +185,11 @@ def descend_in_place(params: Tree, pull: Tree | None, costs: Tensor, factors: Se
     edges = [*(get_gradient_edge(tensor) for tensor in params.values()), *(product.out for product in factors)]
     grads = torch.autograd.grad(costs.sum(), edges, allow_unused=True)
     with torch.no_grad():
-        for (name, tensor), grad in zip(params.items(), grads, strict=False):
-            if pull is not None:
-                tensor.sub_(pull[name], alpha=lr)
-            if grad is not None:
-                tensor.sub_(grad, alpha=lr)
+        if pull is not None:
+            torch._foreach_add_(list(params.values()), [pull[name] for name in params], alpha=-lr)
+        formed = [(tensor, grad) for tensor, grad in zip(params.values(), grads, strict=False) if grad is not None]
+        if formed:
+            torch._foreach_add_([tensor for tensor, _ in formed], [grad for _, grad in formed], alpha=-lr)
         for product, grad in zip(factors, grads[len(params) :], strict=True):
             if grad is not None:
                 product.weight.baddbmm_(grad, product.columns.transpose(1, 2), alpha=-lr)
