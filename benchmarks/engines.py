@@ -109,14 +109,16 @@ class OurEngine:
         method: str,
         device: torch.device,
         kind: Precision,
+        threads: int,
     ) -> None:
+        self._threads = threads
         module = build_model(load.model, federation.dataset.input_shape, 10, 0)
         self._engine, _ = make_engine(name, module, federation, algorithms.build(method), TRAINING, device, kind)
         self._training = start(self._engine)
 
     def play(self) -> float:
-        """All cores are the engine's."""
-        with clock(self._engine.device, os.cpu_count() or 1) as seconds:
+        """As a run plays it, without the evaluation on the test set."""
+        with clock(self._engine.device, self._threads) as seconds:
             play_round(self._engine, self._training, CALLS)
         return seconds[0]
 
@@ -175,9 +177,15 @@ def measure(
     cores = os.cpu_count() or 1
     with ExitStack() as stack:
         contenders: dict[str, Contender] = {}
+
+        def enter(title: str, engine: EngineName, method: str, threads: int) -> None:
+            contenders[title] = OurEngine(engine, load, federation, method, device, precision, threads)
+
         for method in ("fedavg", "fedsat"):
-            for engine in ("stacked", "sequential"):
-                contenders[f"{method} {engine}"] = OurEngine(engine, load, federation, method, device, precision)  # type: ignore[arg-type]
+            enter(f"{method} stacked", "stacked", method, cores)
+            enter(f"{method} sequential", "sequential", method, cores)
+            if device.type == "cpu" and cores > 1:
+                enter(f"{method} stacked, 1 thread", "stacked", method, 1)
         for threads in sorted({1, cores} if device.type == "cpu" else {cores}):
             contenders[f"fedavg plain loop, {threads} thread{'s'[: threads - 1]}"] = PlainLoop(work, threads)
         if peers:

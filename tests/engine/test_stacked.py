@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from federations import make_engine
-from fedsat.algorithms import Algorithm, algorithms
+from fedsat.algorithms import Algorithm, FedAvg, algorithms
 from fedsat.data import Dataset, Federation, Split
 from fedsat.engine import Calls, Engine, Federated, PlayedRound, SequentialEngine, StackedEngine, play_round, start
-from fedsat.engine.fold import FoldedNetwork
+from fedsat.engine.base import BaseEngine
+from fedsat.engine.fold import FoldedNetwork, QuickTanh
 from fedsat.errors import TrainingError
 from fedsat.tree import Tree
 
@@ -148,3 +149,26 @@ class Rough(nn.Module):
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedprox", "fedlada"])
 def test_gradients_left_as_factors(algorithm: str) -> None:
     assert_equal(algorithm, lanes=3, model="test_stacked:Rough", partition="ls", clients=9, batch_size=4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_quick_tanh_is_tanh(dtype: torch.dtype) -> None:
+    x = torch.linspace(-20, 20, 20001, dtype=dtype).requires_grad_()
+    quick, plain = QuickTanh()(x), torch.tanh(x)
+    near = 4 * torch.finfo(torch.float32 if dtype == torch.bfloat16 else dtype).eps
+    torch.testing.assert_close(quick, plain, rtol=0, atol=near)
+    slopes = [torch.autograd.grad(y.sum(), x)[0] for y in (quick, plain)]
+    torch.testing.assert_close(*slopes, rtol=0, atol=4 * near)
+
+
+def test_workers_evaluate_side_by_side_as_one_after_another() -> None:
+    # 20 models, more than go side by side; unequal nodes, so that models end at different batches.
+    options: dict[str, Any] = {"dataset": image_dataset(), "model": "lenet5", "clients": 20}
+    engine = make_engine(FedAvg(), engine=stacked, partition={"name": "quantity", "beta": 0.3}, **options)
+    trained = engine.train(start(engine).server, np.arange(20), {}, 1)
+    workers = np.stack([np.random.default_rng(client).permutation(20)[:3] for client in range(20)])
+    engine.train_counter.batch = 32
+    together, alone = engine.measure(trained.updates, workers), BaseEngine.measure(engine, trained.updates, workers)
+    assert torch.equal(together.predicted, alone.predicted)
+    assert torch.equal(together.correct, alone.correct)
+    assert torch.equal(together.labels, alone.labels)
