@@ -3,8 +3,8 @@
     make bench                                        (or: python benchmarks/engines.py W1 W2 --repeats 5)
 
 Contenders take turns within one run and medians are compared, because single timings on a shared machine are noise.
-The plain loop is what one writes without a framework: one module, `torch.optim.SGD`, tensor batches; it plays with one
-thread and with all. On a CPU Flower and pfl play where they are installed (`make bench-peers`), a process a core. Their
+The plain loop is what one writes without a framework: one module, `torch.optim.SGD`, tensor batches. It and the stacked
+engine play with one thread and with all, the sequential engine with one. On a CPU Flower and pfl play where they are installed (`make bench-peers`), a process a core. Their
 first round, in which processes start, does not count, as ours does not. Written are the table, with the loss on the
 test set after all rounds, and beside it every single timing as JSON.
 """
@@ -168,26 +168,29 @@ def clock(device: torch.device, threads: int) -> Iterator[list[float]]:
 
 
 def measure(
-    name: str, repeats: int, device: torch.device, precision: Precision, peers: Sequence[str]
+    name: str,
+    repeats: int,
+    device: torch.device,
+    precision: Precision,
+    threads: Sequence[int],
+    peers: Sequence[str],
 ) -> dict[str, Any]:
     """All contenders on one workload, in turns; the first turn starts processes and warms up, and does not count."""
     load = WORKLOADS[name]
     federation = Federation.build(dataset(load), load.partition, CLIENTS, 0)
     work = local_work(load, federation, device)
-    cores = os.cpu_count() or 1
     with ExitStack() as stack:
         contenders: dict[str, Contender] = {}
 
-        def enter(title: str, engine: EngineName, method: str, threads: int) -> None:
-            contenders[title] = OurEngine(engine, load, federation, method, device, precision, threads)
+        def enter(title: str, engine: EngineName, method: str, count: int) -> None:
+            contenders[title] = OurEngine(engine, load, federation, method, device, precision, count)
 
         for method in ("fedavg", "fedsat"):
-            enter(f"{method} stacked", "stacked", method, cores)
-            enter(f"{method} sequential", "sequential", method, cores)
-            if device.type == "cpu" and cores > 1:
-                enter(f"{method} stacked, 1 thread", "stacked", method, 1)
-        for threads in sorted({1, cores} if device.type == "cpu" else {cores}):
-            contenders[f"fedavg plain loop, {threads} thread{'s'[: threads - 1]}"] = PlainLoop(work, threads)
+            for count in threads:
+                enter(f"{method} stacked, {_plural(count)}", "stacked", method, count)
+            enter(f"{method} sequential, {_plural(threads[0])}", "sequential", method, threads[0])
+        for count in threads:
+            contenders[f"fedavg plain loop, {_plural(count)}"] = PlainLoop(work, count)
         if peers:
             file = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "work.npz"
             work.save(file)
@@ -205,15 +208,19 @@ def measure(
 
 
 def show(console: Console, result: dict[str, Any]) -> None:
-    """The table of one workload: median seconds a round, and how many times the stacked FedAvg is faster."""
+    """The table of one workload: median seconds a round, and how many times the stacked FedAvg is faster at best."""
     medians = {contender: float(np.median(times)) for contender, times in result["seconds"].items()}
+    best = min(seconds for contender, seconds in medians.items() if contender.startswith("fedavg stacked"))
     table = Table(title=f"{result['workload']}: {result['title']}, 15 of 100 clients, E=5, B=16", title_justify="left")
     for heading in ("", "seconds a round", "fedavg stacked is faster by", "test loss"):
-        table.add_column(heading, justify="left" if not heading else "right")
+        table.add_column(heading, justify="left" if not heading else "right", no_wrap=not heading)
     for contender, seconds in sorted(medians.items(), key=lambda item: item[1]):
-        ratio, loss = seconds / medians["fedavg stacked"], result["test_loss"][contender]
-        table.add_row(contender, f"{seconds:.3f}", f"{ratio:.2f}", f"{loss:.4f}")
+        table.add_row(contender, f"{seconds:.3f}", f"{seconds / best:.2f}", f"{result['test_loss'][contender]:.4f}")
     console.print(table)
+
+
+def _plural(threads: int) -> str:
+    return f"{threads} thread{'s' if threads > 1 else ''}"
 
 
 def main() -> None:
@@ -223,15 +230,18 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--precision", default="float32", choices=["float32", "bf16", "float64"])
+    parser.add_argument("--threads", type=int, nargs="+", help="of our engines and the plain loop; one and all cores")
     parser.add_argument("--out", type=Path, default=Path("results/bench.json"))
     given = parser.parse_args()
     device, console = torch.device(given.device), Console()
     peers, missing = installed() if device.type == "cpu" else ([], [])
     if missing:
         console.print(f"not measured, for want of the extra bench: {', '.join(missing)} (make bench-peers)")
+    cores = os.cpu_count() or 1
+    threads = given.threads or (sorted({1, cores}) if device.type == "cpu" else [cores])
     results = []
     for name in given.workloads:
-        results.append(measure(name, given.repeats, device, given.precision, peers))
+        results.append(measure(name, given.repeats, device, given.precision, threads, peers))
         show(console, results[-1])
     machine = (
         torch.cuda.get_device_name(device) if device.type == "cuda" else f"{os.cpu_count()} cores, {platform.machine()}"

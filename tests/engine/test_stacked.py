@@ -172,3 +172,21 @@ def test_workers_evaluate_side_by_side_as_one_after_another() -> None:
     assert torch.equal(together.predicted, alone.predicted)
     assert torch.equal(together.correct, alone.correct)
     assert torch.equal(together.labels, alone.labels)
+
+
+class Tied(nn.Module):
+    """Two names for one weight."""
+
+    def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.first, self.hidden, self.last = nn.Linear(input_shape[0], 5), nn.Linear(5, 5), nn.Linear(5, classes)
+        self.again = nn.Linear(5, 5)
+        self.again.weight = self.hidden.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.last(self.again(torch.relu(self.hidden(self.first(x)))))
+        return logits
+
+
+def test_tied_weights() -> None:
+    assert_equal("fedavg", lanes=2, model="test_stacked:Tied", partition="ls", clients=9)

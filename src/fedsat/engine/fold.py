@@ -251,6 +251,8 @@ class FoldedNetwork:
         self._training = fold(module, self._aside).train()
         self._evaluating = fold(module, Aside()).eval()
         self._features = features
+        # Whether a weight has several names. To look for them at every call takes longer than a small layer.
+        self._tied = len(list(module.named_parameters(remove_duplicate=False))) > len(list(module.parameters()))
 
     def __call__(self, params: Tree, buffers: Tree, x: Tensor) -> Outputs:
         """Evaluation mode; `buffers` stay as they are."""
@@ -284,9 +286,13 @@ class FoldedNetwork:
             folded = folded.contiguous(memory_format=torch.channels_last)
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self._half):
             if not self._features:
-                return Outputs(_unfold(functional_call(module, (params, buffers), (folded,)), clients).to(kind))
+                return Outputs(
+                    _unfold(functional_call(module, (params, buffers), (folded,), tie_weights=self._tied), clients).to(
+                        kind
+                    )
+                )
             with last_layer_input(module) as seen:
-                logits = functional_call(module, (params, buffers), (folded,))
+                logits = functional_call(module, (params, buffers), (folded,), tie_weights=self._tied)
         return Outputs(_unfold(logits, clients).to(kind), _unfold(seen[0], clients).to(kind))
 
 

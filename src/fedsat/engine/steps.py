@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.autograd.graph import get_gradient_edge
 
 from fedsat.algorithms import Batch, Model, Network, Outputs, Task
 from fedsat.algorithms.base import gradient
@@ -182,8 +181,8 @@ def descend_in_place(params: Tree, pull: Tree | None, costs: Tensor, factors: Se
     A gradient left as factors is multiplied out right into its weights: formed on its own it would be written, read
     and let go, which costs a CPU as much again as the product.
     """
-    edges = [*(get_gradient_edge(tensor) for tensor in params.values()), *(product.out for product in factors)]
-    grads = torch.autograd.grad(costs.sum(), edges, allow_unused=True)
+    targets: list[Any] = [*params.values(), *(product.out for product in factors)]  # tensors and edges may be mixed
+    grads = torch.autograd.grad(costs.sum(), targets, allow_unused=True)
     with torch.no_grad():
         if pull is not None:
             torch._foreach_add_(list(params.values()), [pull[name] for name in params], alpha=-lr)
