@@ -4,9 +4,9 @@
 
 Contenders take turns within one run and medians are compared, because single timings on a shared machine are noise.
 The plain loop is what one writes without a framework: one module, `torch.optim.SGD`, tensor batches. It and the stacked
-engine play with one thread and with all, the sequential engine with one. On a CPU Flower and pfl play where they are installed (`make bench-peers`), a process a core. Their
-first round, in which processes start, does not count, as ours does not. Written are the table, with the loss on the
-test set after all rounds, and beside it every single timing as JSON.
+engine play with one thread and with all, the sequential engine with one. On a CPU Flower and pfl play where they are
+installed (`make bench-peers`), a process a core. The first turn, in which processes start, does not count. Written are
+the table, with the loss on the test set after all rounds, and beside it every single timing as JSON.
 """
 
 from __future__ import annotations
