@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # The stamp carries the pins: changing them or pyproject.toml installs again.
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test check format bench audit clean
+.PHONY: install demo test check format bench bench-peers audit clean
 
 install: $(STAMP)
 
@@ -39,5 +39,10 @@ audit: $(STAMP)
 	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+.*//; s/ @.*//' > $(VENV)/audit/installed.txt
 	$(VENV)/audit/bin/pip-audit --strict --no-deps --disable-pip --requirement $(VENV)/audit/installed.txt
 
+# Flower and pfl, for `make bench` to compare with.
+bench-peers:
+	$(PYTHON) -m venv $(VENV)-bench
+	$(VENV)-bench/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+
 clean:
-	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache src/*.egg-info
+	rm -rf $(VENV) $(VENV)-bench build .pytest_cache .mypy_cache .ruff_cache src/*.egg-info

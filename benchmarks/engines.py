@@ -1,10 +1,12 @@
-"""Seconds a round: the stacked engine against the sequential one and against a plain PyTorch loop.
+"""Seconds a round: the stacked engine against the sequential one, a plain PyTorch loop, and other simulators.
 
     make bench                                        (or: python benchmarks/engines.py W1 W2 --repeats 5)
 
-Contenders take turns within one process and medians are compared, because single timings on a shared machine are
-noise. The plain loop is what one writes without a framework: one module, `torch.optim.SGD`, tensor batches; it plays
-with its best number of threads. Written are the table and, beside it, every single timing as JSON.
+Contenders take turns within one run and medians are compared, because single timings on a shared machine are noise.
+The plain loop is what one writes without a framework: one module, `torch.optim.SGD`, tensor batches. It and the stacked
+engine play with one thread and with all, the sequential engine with one. On a CPU Flower and pfl play where they are
+installed (`make bench-peers`), a process a core. The first turn, in which processes start, does not count. Written are
+the table, with the loss on the test set after all rounds, and beside it every single timing as JSON.
 """
 
 from __future__ import annotations
@@ -14,26 +16,29 @@ import copy
 import json
 import os
 import platform
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+from local import BATCH_SIZE, CLIENTS, EPOCHS, LR, PER_ROUND, Work
+from peers import Peer, installed
 from rich.console import Console
 from rich.table import Table
-from torch.nn import functional
 
 from fedsat.algorithms import algorithms
 from fedsat.data import Dataset, Federation, Split
 from fedsat.engine import Calls, EngineName, LocalTraining, Precision, make_engine, play_round, start
 from fedsat.models import build_model
-from fedsat.sampling import batch_order, sample_clients
+from fedsat.sampling import sample_clients
 
-CALLS = Calls(per_round=15, workers=7, seed=0)
-TRAINING = LocalTraining(epochs=5, batch_size=16, lr=0.01, augment=False, seed=0)
+CALLS = Calls(per_round=PER_ROUND, workers=7, seed=0)
+TRAINING = LocalTraining(epochs=EPOCHS, batch_size=BATCH_SIZE, lr=LR, augment=False, seed=0)
 
 
 @dataclass(frozen=True)
@@ -60,103 +65,162 @@ WORKLOADS = {
 
 
 def dataset(load: Workload) -> Dataset:
-    """Noise in the shape of the real data: how long a step takes does not depend on what is in the pictures."""
+    """Pictures of the real data's shape, noise with something of their class: contenders' losses can be compared."""
     rng = np.random.default_rng(0)
+    classes = rng.integers(0, 256, (10, *load.shape))
 
     def split(count: int) -> Split:
-        return Split(rng.integers(0, 256, (count, *load.shape), dtype=np.uint8), np.arange(count) % 10)
+        labels = np.arange(count) % 10
+        noise = rng.integers(0, 256, (count, *load.shape), dtype=np.uint8)
+        return Split((noise * 0.75 + classes[labels] * 0.25).astype(np.uint8), labels)
 
     return Dataset("noise", split(load.samples), split(1000), tuple("0123456789"))
 
 
-def engine_round(
-    name: EngineName, load: Workload, federation: Federation, method: str, device: torch.device, precision: Precision
-) -> Callable[[], None]:
-    """A function that plays one more round with one of our engines."""
-    module = build_model(load.model, federation.dataset.input_shape, 10, 0)
-    engine, _ = make_engine(name, module, federation, algorithms.build(method), TRAINING, device, precision)
-    training = start(engine)
-    return lambda: _synchronised(device, lambda: play_round(engine, training, CALLS))
-
-
-def plain_round(load: Workload, federation: Federation, device: torch.device) -> Callable[[], None]:
-    """A function that plays one more round of FedAvg as a plain loop."""
-    images = torch.from_numpy(federation.dataset.train.images).to(device)
-    labels = torch.from_numpy(federation.dataset.train.labels).to(device)
-    mean, deviation = (
-        torch.tensor(v, device=device).view(-1, 1, 1) for v in (federation.dataset.mean, federation.dataset.std)
+def local_work(load: Workload, federation: Federation, device: torch.device) -> Work:
+    """The workload as the plain loop and the peers take it."""
+    data = federation.dataset
+    pictures = (data.train.images, data.train.labels, np.float32(data.mean), np.float32(data.std))
+    images, labels, mean, std, test, answers = (
+        torch.from_numpy(array).to(device) for array in (*pictures, data.test.images, data.test.labels)
     )
-    model = build_model(load.model, federation.dataset.input_shape, 10, 0).to(device)
-    number = 0
-
-    def play() -> None:
-        nonlocal number
-        number += 1
-        clients = sample_clients(0, number, federation.clients, CALLS.per_round).tolist()
-        total = sum(len(federation.indices(client)) for client in clients)
-        mixed = {name: torch.zeros_like(tensor) for name, tensor in model.state_dict().items()}
-        for client in clients:
-            held = federation.indices(client)
-            local = copy.deepcopy(model).train()
-            optimizer = torch.optim.SGD(local.parameters(), lr=TRAINING.lr)
-            for order in torch.from_numpy(held[batch_order(0, number, client, len(held), TRAINING.epochs)]).to(device):
-                for batch in torch.split(order, TRAINING.batch_size):
-                    x = (images[batch].float() / 255 - mean) / deviation
-                    optimizer.zero_grad()
-                    functional.cross_entropy(local(x), labels[batch]).backward()
-                    optimizer.step()
-            for name, tensor in local.state_dict().items():
-                mixed[name] += (tensor * (len(held) / total)).to(tensor.dtype)
-        model.load_state_dict(mixed)
-
-    return lambda: _synchronised(device, play)
+    held = [federation.indices(client) for client in range(federation.clients)]
+    return Work(load.model, images, labels, mean, std, held, test, answers)
 
 
-def _synchronised(device: torch.device, work: Callable[[], Any]) -> None:
-    work()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+class Contender(Protocol):
+    """Who plays rounds against the clock."""
+
+    def play(self) -> float:
+        """Seconds of one more round."""
+
+    def test_loss(self) -> float:
+        """The loss on the test set after the rounds played, which shows that the work was done."""
 
 
-def timed(play: Callable[[], None], threads: int) -> float:
-    """Seconds of one round."""
+class OurEngine:
+    """One of the package's engines."""
+
+    def __init__(
+        self,
+        name: EngineName,
+        load: Workload,
+        federation: Federation,
+        method: str,
+        device: torch.device,
+        kind: Precision,
+        threads: int,
+    ) -> None:
+        self._threads = threads
+        module = build_model(load.model, federation.dataset.input_shape, 10, 0)
+        self._engine, _ = make_engine(name, module, federation, algorithms.build(method), TRAINING, device, kind)
+        self._training = start(self._engine)
+
+    def play(self) -> float:
+        """As a run plays it, without the evaluation on the test set."""
+        with clock(self._engine.device, self._threads) as seconds:
+            play_round(self._engine, self._training, CALLS)
+        return seconds[0]
+
+    def test_loss(self) -> float:
+        """By the engine itself."""
+        return self._engine.evaluate(self._training.server.model).loss
+
+
+class PlainLoop:
+    """FedAvg as one writes it without a framework."""
+
+    def __init__(self, work: Work, threads: int) -> None:
+        self._work, self._threads = work, threads
+        self._model, self._round = work.new_model().to(work.images.device), 0
+
+    def play(self) -> float:
+        """One client after another."""
+        with clock(self._work.images.device, self._threads) as seconds:
+            self._round += 1
+            clients = sample_clients(0, self._round, CLIENTS, PER_ROUND).tolist()
+            total = sum(len(self._work.held[client]) for client in clients)
+            mixed = {name: torch.zeros_like(tensor) for name, tensor in self._model.state_dict().items()}
+            for client in clients:
+                local = copy.deepcopy(self._model)
+                self._work.train(local, client, self._round)
+                share = len(self._work.held[client]) / total
+                for name, tensor in local.state_dict().items():
+                    mixed[name] += (tensor * share).to(tensor.dtype)
+            self._model.load_state_dict(mixed)
+        return seconds[0]
+
+    def test_loss(self) -> float:
+        """Plainly."""
+        return self._work.test_loss(self._model)
+
+
+@contextmanager
+def clock(device: torch.device, threads: int) -> Iterator[list[float]]:
+    """Seconds spent inside, until the device's work is done, with a number of threads."""
+    seconds: list[float] = []
     torch.set_num_threads(threads)
     began = time.perf_counter()
-    play()
-    return time.perf_counter() - began
+    yield seconds
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    seconds.append(time.perf_counter() - began)
 
 
-def measure(name: str, repeats: int, device: torch.device, precision: Precision) -> dict[str, Any]:
-    """All contenders on one workload, in turns; the first turn warms up and does not count."""
+def measure(
+    name: str,
+    repeats: int,
+    device: torch.device,
+    precision: Precision,
+    threads: Sequence[int],
+    peers: Sequence[str],
+) -> dict[str, Any]:
+    """All contenders on one workload, in turns; the first turn starts processes and warms up, and does not count."""
     load = WORKLOADS[name]
-    federation = Federation.build(dataset(load), load.partition, 100, 0)
-    cores = os.cpu_count() or 1
-    contenders: dict[str, tuple[Callable[[], None], int]] = {}
-    for method in ("fedavg", "fedsat"):
-        for engine in ("stacked", "sequential"):
-            play = engine_round(engine, load, federation, method, device, precision)  # type: ignore[arg-type]
-            contenders[f"{method} {engine}"] = play, cores
-    plain = plain_round(load, federation, device)
-    for threads in {1, cores} if device.type == "cpu" else {cores}:
-        contenders[f"fedavg plain loop, {threads} threads"] = plain, threads
-    times: dict[str, list[float]] = {contender: [] for contender in contenders}
-    for turn in range(repeats + 1):
-        for contender, (play, threads) in contenders.items():
-            seconds = timed(play, threads)
-            if turn:
-                times[contender].append(seconds)
-    return {"workload": name, "title": load.title, "seconds": times}
+    federation = Federation.build(dataset(load), load.partition, CLIENTS, 0)
+    work = local_work(load, federation, device)
+    with ExitStack() as stack:
+        contenders: dict[str, Contender] = {}
+
+        def enter(title: str, engine: EngineName, method: str, count: int) -> None:
+            contenders[title] = OurEngine(engine, load, federation, method, device, precision, count)
+
+        for method in ("fedavg", "fedsat"):
+            for count in threads:
+                enter(f"{method} stacked, {_plural(count)}", "stacked", method, count)
+            enter(f"{method} sequential, {_plural(threads[0])}", "sequential", method, threads[0])
+        for count in threads:
+            contenders[f"fedavg plain loop, {_plural(count)}"] = PlainLoop(work, count)
+        if peers:
+            file = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "work.npz"
+            work.save(file)
+        for script in peers:
+            peer = stack.enter_context(closing(Peer(script, file)))
+            contenders[f"fedavg {peer.name}"] = peer
+        times: dict[str, list[float]] = {contender: [] for contender in contenders}
+        for turn in range(repeats + 1):
+            for title, contender in contenders.items():
+                seconds = contender.play()
+                if turn:
+                    times[title].append(seconds)
+        losses = {title: contender.test_loss() for title, contender in contenders.items()}
+    return {"workload": name, "title": load.title, "seconds": times, "test_loss": losses}
 
 
 def show(console: Console, result: dict[str, Any]) -> None:
-    """The table of one workload: median seconds a round, and how many times the stacked FedAvg is faster."""
+    """The table of one workload: median seconds a round, and how many times the stacked FedAvg is faster at best."""
     medians = {contender: float(np.median(times)) for contender, times in result["seconds"].items()}
+    best = min(seconds for contender, seconds in medians.items() if contender.startswith("fedavg stacked"))
     table = Table(title=f"{result['workload']}: {result['title']}, 15 of 100 clients, E=5, B=16", title_justify="left")
-    for heading in ("", "seconds a round", "fedavg stacked is faster by"):
-        table.add_column(heading, justify="left" if not heading else "right")
+    for heading in ("", "seconds a round", "fedavg stacked is faster by", "test loss"):
+        table.add_column(heading, justify="left" if not heading else "right", no_wrap=not heading)
     for contender, seconds in sorted(medians.items(), key=lambda item: item[1]):
-        table.add_row(contender, f"{seconds:.3f}", f"{seconds / medians['fedavg stacked']:.2f}")
+        table.add_row(contender, f"{seconds:.3f}", f"{seconds / best:.2f}", f"{result['test_loss'][contender]:.4f}")
     console.print(table)
+
+
+def _plural(threads: int) -> str:
+    return f"{threads} thread{'s' if threads > 1 else ''}"
 
 
 def main() -> None:
@@ -166,12 +230,18 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--precision", default="float32", choices=["float32", "bf16", "float64"])
+    parser.add_argument("--threads", type=int, nargs="+", help="of our engines and the plain loop; one and all cores")
     parser.add_argument("--out", type=Path, default=Path("results/bench.json"))
     given = parser.parse_args()
     device, console = torch.device(given.device), Console()
+    peers, missing = installed() if device.type == "cpu" else ([], [])
+    if missing:
+        console.print(f"not measured, for want of the extra bench: {', '.join(missing)} (make bench-peers)")
+    cores = os.cpu_count() or 1
+    threads = given.threads or (sorted({1, cores}) if device.type == "cpu" else [cores])
     results = []
     for name in given.workloads:
-        results.append(measure(name, given.repeats, device, given.precision))
+        results.append(measure(name, given.repeats, device, given.precision, threads, peers))
         show(console, results[-1])
     machine = (
         torch.cuda.get_device_name(device) if device.type == "cuda" else f"{os.cpu_count()} cores, {platform.machine()}"

@@ -7,11 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
 from federations import furthest, make_engine, stacked
-from fedsat.algorithms import algorithms
+from fedsat.algorithms import FedAvg, algorithms
 from fedsat.data import Dataset, Split
 from fedsat.engine import Calls, Engine, Federated, PlayedRound, SequentialEngine, play_round, start
+from fedsat.engine.base import BaseEngine
+from fedsat.engine.fold import QuickTanh
 from fedsat.errors import TrainingError
 
 CALLS = Calls(per_round=4, workers=3, seed=3)
@@ -106,3 +109,70 @@ def test_not_finite_names_the_client() -> None:
             play(engine, 1)
         messages.append(str(error.value))
     assert messages[0] == messages[1]
+
+
+class Rough(nn.Module):
+    """What a gradient left as factors must survive: activations in place, a layer without bias first, one used twice,
+    frozen parts."""
+
+    def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(input_shape[0], 6, bias=False)
+        self.twice = nn.Linear(6, 6)
+        self.frozen = nn.Linear(6, 6).requires_grad_(False)
+        self.half_frozen = nn.Linear(6, 6)
+        self.half_frozen.bias.requires_grad_(False)
+        self.last = nn.Linear(6, classes)
+        self.activation = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.activation(self.first(x))
+        x = self.activation(self.twice(self.activation(self.twice(x))))
+        logits: Tensor = self.last(self.activation(self.half_frozen(self.activation(self.frozen(x)))))
+        return logits
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedprox", "fedlada"])
+def test_gradients_left_as_factors(algorithm: str) -> None:
+    assert_equal(algorithm, lanes=3, model="test_stacked:Rough", partition="ls", clients=9, batch_size=4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_quick_tanh_is_tanh(dtype: torch.dtype) -> None:
+    x = torch.linspace(-20, 20, 20001, dtype=dtype).requires_grad_()
+    quick, plain = QuickTanh()(x), torch.tanh(x)
+    near = 4 * torch.finfo(torch.float32 if dtype == torch.bfloat16 else dtype).eps
+    torch.testing.assert_close(quick, plain, rtol=0, atol=near)
+    slopes = [torch.autograd.grad(y.sum(), x)[0] for y in (quick, plain)]
+    torch.testing.assert_close(*slopes, rtol=0, atol=4 * near)
+
+
+def test_workers_evaluate_side_by_side_as_one_after_another() -> None:
+    # 20 models, more than go side by side; unequal nodes, so that models end at different batches.
+    options: dict[str, Any] = {"dataset": image_dataset(), "model": "lenet5", "clients": 20}
+    engine = make_engine(FedAvg(), engine=stacked, partition={"name": "quantity", "beta": 0.3}, **options)
+    trained = engine.train(start(engine).server, np.arange(20), {}, 1)
+    workers = np.stack([np.random.default_rng(client).permutation(20)[:3] for client in range(20)])
+    engine.train_counter.batch = 32
+    together, alone = engine.measure(trained.updates, workers), BaseEngine.measure(engine, trained.updates, workers)
+    assert torch.equal(together.predicted, alone.predicted)
+    assert torch.equal(together.correct, alone.correct)
+    assert torch.equal(together.labels, alone.labels)
+
+
+class Tied(nn.Module):
+    """Two names for one weight."""
+
+    def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.first, self.hidden, self.last = nn.Linear(input_shape[0], 5), nn.Linear(5, 5), nn.Linear(5, classes)
+        self.again = nn.Linear(5, 5)
+        self.again.weight = self.hidden.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.last(self.again(torch.relu(self.hidden(self.first(x)))))
+        return logits
+
+
+def test_tied_weights() -> None:
+    assert_equal("fedavg", lanes=2, model="test_stacked:Tied", partition="ls", clients=9)

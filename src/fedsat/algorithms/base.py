@@ -4,14 +4,15 @@ A local round of client k, and the end of a round at the server, in the order th
 
     begin(task)                        -> carry          once, before the first step
     penalty(task, carry, outputs, …)   -> tensor | None  added to the objective's loss of every sample
+    pull(task, carry, params)          -> tree | None    added to the gradient, whatever that is
     step(task, carry, params, grads)   -> params, carry  one step of local training
     end(task, carry, result)           -> state, upload  what the client keeps, what it sends besides its model
     aggregate(server, updates, weights) -> server        the next global model and the server's memory
 
 Everything a method knows is handed in and returned; nothing hides in `self`, which holds only
 hyper-parameters. Tensors of clients carry the client as first axis (see `fedsat.tree`), one client or many.
-`penalty` and `step` never branch on a tensor's values, and what `begin` returns and `step` hands on have the same
-names and shapes: engines run many clients at once and record these functions as graphs. All but `penalty` are
+`penalty`, `pull` and `step` never branch on a tensor's values, and what `begin` returns and `step` hands on have the
+same names and shapes: engines run many clients at once and record these functions as graphs. All but `penalty` are
 called without gradients being tracked.
 What a sample costs (`Objective`), how much a client weighs (`Weighting`) and how movements become one (`Combination`)
 are parts of their own, so that each can be put on any method.
@@ -160,9 +161,20 @@ class Algorithm:
         del task, carry, outputs, batch
         return None
 
+    def pull(self, task: Task, carry: State, params: Tree) -> Tree | None:
+        """What the method adds to the gradient of every step, whatever the gradient is; None for nothing."""
+        del task, carry, params
+        return None
+
     def step(self, task: Task, carry: State, params: Tree, grads: Tree) -> tuple[Tree, State]:
-        """One local step: θ ← θ − η ∇L."""
-        return descend(params, grads, task.lr), carry
+        """One local step: θ ← θ − η (∇L + pull)."""
+        pull = self.pull(task, carry, params)
+        return descend(params, grads if pull is None else add(grads, pull), task.lr), carry
+
+    @property
+    def descends(self) -> bool:
+        """Whether `step` is the one above: engines then take it in place, without forming ∇L where they can."""
+        return type(self).step is Algorithm.step
 
     def end(self, task: Task, carry: State, result: LocalResult) -> tuple[State, State]:
         """Finish a local round: the client's new state, and what it uploads besides its model."""

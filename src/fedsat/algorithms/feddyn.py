@@ -24,7 +24,6 @@ from fedsat.algorithms.base import (
     Task,
     Updates,
     algorithms,
-    descend,
     movements,
 )
 from fedsat.algorithms.weighting import Uniform, Weighting, weightings
@@ -49,13 +48,10 @@ class FedDyn(Algorithm):
         """λ_k = 0."""
         return {"dual": zeros_like(model.params)}
 
-    def step(self, task: Task, carry: State, params: Tree, grads: Tree) -> tuple[Tree, State]:
+    def pull(self, task: Task, carry: State, params: Tree) -> Tree:
         """θ ← θ − η (∇L + α (θ − Θ + λ_k))."""
-        duals = task.state["dual"]
-        regularised = tree_map(
-            lambda g, y, x, dual: g + self.alpha * (y - x + dual), grads, params, task.start.params, duals
-        )
-        return descend(params, regularised, task.lr), carry
+        del carry
+        return tree_map(lambda y, x, dual: self.alpha * (y - x + dual), params, task.start.params, task.state["dual"])
 
     def end(self, task: Task, carry: State, result: LocalResult) -> tuple[State, State]:
         """λ_k + θ_k − Θ."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from fedsat.algorithms.base import Algorithm, Task, algorithms, descend
+from fedsat.algorithms.base import Algorithm, Task, algorithms
 from fedsat.options import Option
 from fedsat.tree import State, Tree, tree_map
 
@@ -17,7 +17,7 @@ class FedProx(Algorithm):
 
     mu: Annotated[float, Option("μ, strength of the proximal term", at_least=0)] = 0.01
 
-    def step(self, task: Task, carry: State, params: Tree, grads: Tree) -> tuple[Tree, State]:
+    def pull(self, task: Task, carry: State, params: Tree) -> Tree:
         """θ ← θ − η (∇L + μ (θ − Θ)): the term enters as its gradient, which is exact also at θ = Θ."""
-        pulled = tree_map(lambda g, y, x: g + self.mu * (y - x), grads, params, task.start.params)
-        return descend(params, pulled, task.lr), carry
+        del carry
+        return tree_map(lambda y, x: self.mu * (y - x), params, task.start.params)

@@ -24,7 +24,6 @@ from fedsat.algorithms.base import (
     Task,
     Updates,
     algorithms,
-    descend,
     step_direction,
 )
 from fedsat.algorithms.combination import ClippedMean
@@ -33,7 +32,7 @@ from fedsat.algorithms.psl import PredictionSensitiveLoss
 from fedsat.algorithms.pwa import PrioritizedClassWeights
 from fedsat.algorithms.weighting import Weighting, weightings
 from fedsat.options import Option
-from fedsat.tree import State, Tree, add, tree_map, zeros_like
+from fedsat.tree import State, Tree, tree_map, zeros_like
 
 
 @algorithms.register("fedsat")
@@ -71,14 +70,20 @@ class FedSat(Algorithm):
         )
         return {"drift": drift, "gradient": zeros_like(drift)} if self.scale == "paper" else {"drift": drift}
 
-    def step(self, task: Task, carry: State, params: Tree, grads: Tree) -> tuple[Tree, State]:
+    def pull(self, task: Task, carry: State, params: Tree) -> Tree | None:
         """θ ← θ − η (∇L + γ (v_t − v_k))."""
-        if not self.correction:
-            return descend(params, grads, task.lr), carry
-        corrected = add(grads, carry["drift"])
-        if self.scale == "paper":
-            carry = {**carry, "gradient": grads}
-        return descend(params, corrected, task.lr), carry
+        del task, params
+        return carry.get("drift")
+
+    def step(self, task: Task, carry: State, params: Tree, grads: Tree) -> tuple[Tree, State]:
+        """The step, and for eq. 8 its gradient."""
+        params, carry = super().step(task, carry, params, grads)
+        return params, {**carry, "gradient": grads} if "gradient" in carry else carry
+
+    @property
+    def descends(self) -> bool:
+        """Yes, but for eq. 8, which needs the gradient itself."""
+        return type(self).step is FedSat.step and not (self.correction and self.scale == "paper")
 
     def end(self, task: Task, carry: State, result: LocalResult) -> tuple[State, State]:
         """v_k: the mean raw gradient of the round, or the paper's eq. 8."""

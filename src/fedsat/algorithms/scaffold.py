@@ -22,7 +22,6 @@ from fedsat.algorithms.base import (
     Task,
     Updates,
     algorithms,
-    descend,
     differentiable,
     gradient,
     step_direction,
@@ -60,9 +59,10 @@ class Scaffold(Algorithm):
         carry = {"correction": tree_map(torch.sub, task.received["control"], task.state["control"])}
         return {**carry, "control": self._full_gradient(task)} if self.controls == "I" else carry
 
-    def step(self, task: Task, carry: State, params: Tree, grads: Tree) -> tuple[Tree, State]:
+    def pull(self, task: Task, carry: State, params: Tree) -> Tree:
         """θ ← θ − η (∇L + c − c_k)."""
-        return descend(params, add(grads, carry["correction"]), task.lr), carry
+        del task, params
+        return carry["correction"]
 
     def end(self, task: Task, carry: State, result: LocalResult) -> tuple[State, State]:
         """c_k⁺ = ∇L(Θ) (option I) or c_k − c + (Θ − θ_k)/(η K_k) (option II); up goes c_k⁺ − c_k."""

@@ -108,11 +108,15 @@ class BaseEngine:
 
     def count_by_node(self, model: Model, nodes: Indices) -> Tensor:
         """Confusion matrices of one model (client axis of length one) on each node's samples, [nodes, m, m]."""
+        indices, owners = self.samples_of(nodes)
+        with tuned_kernels():
+            return self.train_counter.count(model, indices, owners, len(nodes)).counts
+
+    def samples_of(self, nodes: Indices) -> tuple[Tensor, Tensor]:
+        """The numbers of all samples that some nodes hold, and which node of these holds each."""
         held = [self.federation.indices(node) for node in nodes.tolist()]
         owners = np.repeat(np.arange(len(nodes)), [len(indices) for indices in held])
-        indices = torch.from_numpy(np.concatenate(held)).to(self.device)
-        with tuned_kernels():
-            return self.train_counter.count(model, indices, torch.from_numpy(owners).to(self.device), len(nodes)).counts
+        return torch.from_numpy(np.concatenate(held)).to(self.device), torch.from_numpy(owners).to(self.device)
 
     def evaluate(self, model: Model) -> Evaluation:
         """The global model on the test set."""

@@ -31,10 +31,10 @@ class Examples:
 
     def inputs(self, indices: Tensor, crops: Tensor | None = None) -> Tensor:
         """The normalised inputs at `indices`, [n, …]; `crops` [n, 3] asks for crop-flip augmentation."""
-        images = self.images[indices]
+        images = self.images.index_select(0, indices)  # far quicker on a CPU than [indices]
         if crops is not None:
             images = crop_and_flip(images, crops)
-        return images.to(self._dtype) * self._factor + self._shift
+        return images.to(self._dtype).mul_(self._factor).add_(self._shift)
 
 
 def crop_and_flip(images: Tensor, crops: Tensor) -> Tensor:

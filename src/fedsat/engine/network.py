@@ -5,15 +5,29 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
 from torch.func import functional_call
 from torch.nn import functional
 
 from fedsat.algorithms import Model, Outputs
 from fedsat.errors import UsageError
 from fedsat.tree import Tree
+
+
+@dataclass(frozen=True)
+class Factors:
+    """The gradient of a linear layer's weights, not yet multiplied out: ∂L/∂W = ∂L/∂out · columnsᵀ for each client."""
+
+    weight: Tensor
+    """[S, out, in]."""
+    columns: Tensor
+    """[S, in, B]."""
+    out: GradientEdge
+    """Where ∂L/∂out, [S, out, B], is found in the graph."""
 
 
 class ModuleNetwork:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedsat.algorithms import Algorithm, Batch, LocalResult, Model, Server, Task
+from fedsat.algorithms import Algorithm, Batch, LocalResult, Model, Server, Task, Updates
 from fedsat.data import Federation
 from fedsat.engine.base import BaseEngine, tuned_kernels
 from fedsat.engine.capacity import lanes_that_fit
@@ -24,6 +24,7 @@ from fedsat.engine.graphs import GraphedSteps
 from fedsat.engine.lanes import Seat, batch_rows, lane_table, seat_clients, stretches
 from fedsat.engine.local import LocalTraining, TrainedRound, new_meters
 from fedsat.engine.steps import EagerSteps, Lanes, Plan, StackedNetwork, Steps, stepping_task
+from fedsat.metrics import ClassCounts
 from fedsat.sampling import Indices, batch_order, crops_and_flips, generator
 from fedsat.tree import State, Tree, concatenate, expand, tree_map
 
@@ -56,6 +57,15 @@ class StackedEngine(BaseEngine):
         if self.device.type != "cuda":
             return plain
         return GraphedCounter(plain.network, plain.examples, plain.classes, plain.batch)
+
+    def measure(self, updates: Updates, workers: Indices) -> ClassCounts:
+        """Each client's model evaluated by its workers; on a CPU side by side, as they were trained."""
+        if self.device.type == "cuda":
+            return super().measure(updates, workers)
+        samples, owners = zip(*(self.samples_of(nodes) for nodes in workers), strict=True)
+        return ClassCounts.from_confusion(
+            self.train_counter.count_each(updates.model, samples, owners, workers.shape[1])
+        )
 
     def train(self, server: Server, clients: Indices, states: dict[int, State], round_number: int) -> TrainedRound:
         """Local training of the called clients, side by side."""

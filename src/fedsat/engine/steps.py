@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -11,9 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsat.algorithms import Batch, Model, Network, Outputs, Task
+from fedsat.algorithms.base import gradient
 from fedsat.engine.base import BaseEngine
 from fedsat.engine.lanes import Stretch
 from fedsat.engine.local import meter
+from fedsat.engine.network import Factors
 from fedsat.errors import UsageError
 from fedsat.tree import State, Tree, tree_map
 
@@ -21,8 +24,18 @@ from fedsat.tree import State, Tree, tree_map
 class StackedNetwork(Network, Protocol):
     """The networks of many clients as one function of stacked weights."""
 
-    def train(self, params: Tree, buffers: Tree, x: Tensor, real: Tensor | None) -> Outputs:
-        """Training mode; running statistics in `buffers` move on. `real` marks padding, if there is any."""
+    def train(
+        self,
+        params: Tree,
+        buffers: Tree,
+        x: Tensor,
+        real: Tensor | None = None,
+        factors: list[Factors] | None = None,
+    ) -> Outputs:
+        """Training mode; running statistics in `buffers` move on. `real` marks padding, if there is any.
+
+        Where `factors` is given, weights may leave their gradients there as factors and be given none otherwise.
+        """
 
 
 @dataclass
@@ -140,19 +153,42 @@ def advance(engine: BaseEngine, network: StackedNetwork, task: Task, lanes: Lane
     """One step of local training of all lanes: the stacked counterpart of the sequential engine's inner loop."""
     algorithm = engine.algorithm
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in lanes.params.items()}
-    outputs = network.train(leaves, lanes.buffers, batch.x, batch.real if padded else None)
+    factors: list[Factors] | None = [] if algorithm.descends else None
+    outputs = network.train(leaves, lanes.buffers, batch.x, batch.real if padded else None, factors)
     losses, lanes.costs = algorithm.objective.loss(lanes.costs, outputs, batch)
     penalty = algorithm.penalty(task, lanes.carry, outputs, batch)
     if penalty is not None:
         losses = losses + penalty
     means = torch.where(batch.real, losses, 0).sum(1) / batch.real.sum(1) if padded else losses.mean(1)
-    grads = dict(
-        zip(leaves, torch.autograd.grad(means.sum(), list(leaves.values()), materialize_grads=True), strict=True)
-    )
-    with torch.no_grad():
-        lanes.params, carry = algorithm.step(task, lanes.carry, lanes.params, grads)
+    if factors is None:
+        grads = gradient(means, leaves)
+        with torch.no_grad():
+            lanes.params, carry = algorithm.step(task, lanes.carry, lanes.params, grads)
         if carry.keys() != lanes.carry.keys():
             name = type(algorithm).__name__
             raise UsageError(f"{name}.step hands on {sorted(carry)}, {name}.begin gave {sorted(lanes.carry)}")
         lanes.carry = carry
-        lanes.meters = meter(lanes.meters, means.detach())
+    else:
+        with torch.no_grad():
+            pull = algorithm.pull(task, lanes.carry, lanes.params)
+        descend_in_place(leaves, pull, means, factors, task.lr)
+    lanes.meters = meter(lanes.meters, means.detach())
+
+
+def descend_in_place(params: Tree, pull: Tree | None, costs: Tensor, factors: Sequence[Factors], lr: float) -> None:
+    """θ ← θ − η (∇L + pull), L the clients' costs [C].
+
+    A gradient left as factors is multiplied out right into its weights: formed on its own it would be written, read
+    and let go, which costs a CPU as much again as the product.
+    """
+    targets: list[Any] = [*params.values(), *(product.out for product in factors)]  # tensors and edges may be mixed
+    grads = torch.autograd.grad(costs.sum(), targets, allow_unused=True)
+    with torch.no_grad():
+        if pull is not None:
+            torch._foreach_add_(list(params.values()), [pull[name] for name in params], alpha=-lr)
+        formed = [(tensor, grad) for tensor, grad in zip(params.values(), grads, strict=False) if grad is not None]
+        if formed:
+            torch._foreach_add_([tensor for tensor, _ in formed], [grad for _, grad in formed], alpha=-lr)
+        for product, grad in zip(factors, grads[len(params) :], strict=True):
+            if grad is not None:
+                product.weight.baddbmm_(grad, product.columns.transpose(1, 2), alpha=-lr)

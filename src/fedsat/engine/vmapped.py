@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedsat.algorithms import Outputs
 from fedsat.engine.fold import CannotFoldError
-from fedsat.engine.network import last_layer_input
+from fedsat.engine.network import Factors, last_layer_input
 from fedsat.tree import Tree
 
 
@@ -30,9 +30,16 @@ class VmapNetwork:
         """Evaluation mode."""
         return self._run(self._evaluating, params, buffers, x)
 
-    def train(self, params: Tree, buffers: Tree, x: Tensor, real: Tensor | None) -> Outputs:
-        """Training mode."""
-        del real
+    def train(
+        self,
+        params: Tree,
+        buffers: Tree,
+        x: Tensor,
+        real: Tensor | None = None,
+        factors: list[Factors] | None = None,
+    ) -> Outputs:
+        """Training mode; every gradient is formed, none left as factors."""
+        del real, factors
         return self._run(self._training, params, buffers, x)
 
     def _run(self, module: nn.Module, params: Tree, buffers: Tree, x: Tensor) -> Outputs:

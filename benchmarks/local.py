@@ -1,0 +1,86 @@
+"""The work that every contender does, written down once: a federation's data and the local training of one client.
+
+The plain loop and the peers read it; peers run in processes (and, as Flower asks for older libraries than the
+package does, in an environment) of their own, so it can be put into a file and taken out again.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedsat.models import build_model
+from fedsat.sampling import batch_order
+
+CLIENTS, PER_ROUND, EPOCHS, BATCH_SIZE, LR = 100, 15, 5, 16, 0.01
+
+
+@dataclass(frozen=True)
+class Work:
+    """A model, samples as uint8 with their labels, who holds which, and a test set."""
+
+    model: dict[str, Any]
+    images: Tensor
+    labels: Tensor
+    mean: Tensor
+    std: Tensor
+    held: list[np.ndarray]
+    test_images: Tensor
+    test_labels: Tensor
+
+    def save(self, path: Path) -> None:
+        """Put it into a file."""
+        tensors = ("images", "labels", "mean", "std", "test_images", "test_labels")
+        np.savez(
+            path,
+            model=json.dumps(self.model),
+            held=np.concatenate(self.held),
+            sizes=[len(own) for own in self.held],
+            **{name: getattr(self, name).numpy() for name in tensors},
+        )
+
+    @staticmethod
+    @cache
+    def load(path: Path) -> Work:
+        """Take it out again; read once in every process."""
+        with np.load(path, allow_pickle=False) as file:
+            arrays = dict(file)
+        model, held, sizes = json.loads(str(arrays.pop("model"))), arrays.pop("held"), arrays.pop("sizes")
+        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        return Work(model=model, held=np.split(held, np.cumsum(sizes)[:-1]), **tensors)
+
+    def new_model(self) -> nn.Module:
+        """The model before the first round; the same for all contenders."""
+        return build_model(self.model, tuple(self.images.shape[1:]), 10, 0)
+
+    def inputs(self, images: Tensor) -> Tensor:
+        """Normalised pictures."""
+        return (images.float() / 255 - self.mean.view(-1, 1, 1)) / self.std.view(-1, 1, 1)
+
+    def samples(self, client: int) -> tuple[Tensor, Tensor]:
+        """A client's normalised samples and their labels."""
+        own = torch.from_numpy(self.held[client]).to(self.images.device)
+        return self.inputs(self.images[own]), self.labels[own]
+
+    def train(self, model: nn.Module, client: int, round_number: int) -> None:
+        """One client's round as one writes it without a framework: tensor batches and `torch.optim.SGD`."""
+        x, y = self.samples(client)
+        optimizer = torch.optim.SGD(model.train().parameters(), lr=LR)
+        for order in torch.from_numpy(batch_order(0, round_number, client, len(y), EPOCHS)).to(y.device):
+            for batch in torch.split(order, BATCH_SIZE):
+                optimizer.zero_grad()
+                functional.cross_entropy(model(x[batch]), y[batch]).backward()
+                optimizer.step()
+
+    @torch.no_grad()
+    def test_loss(self, model: nn.Module) -> float:
+        """The mean loss on the test set, by which contenders are seen to do the same work."""
+        return float(functional.cross_entropy(model.eval()(self.inputs(self.test_images)), self.test_labels))

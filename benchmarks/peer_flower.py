@@ -1,0 +1,79 @@
+"""FedAvg in Flower's simulation: one Ray actor a core, one thread each, no evaluation by clients.
+
+Started by `peers.py`. An actor keeps the data from round to round; a round is timed at the server, from the sampling
+of clients to the aggregated model.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import flwr
+import torch
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
+from flwr.simulation import run_simulation
+from local import CLIENTS, PER_ROUND, Work
+from turns import Turns
+
+FILE = Path(sys.argv[1])
+client_app = ClientApp()
+
+
+@client_app.train()
+def train(message: Message, context: Context) -> Message:
+    """A client's round."""
+    torch.set_num_threads(1)
+    work, client = Work.load(FILE), int(context.node_config["partition-id"])
+    model = work.new_model()
+    model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    work.train(model, client, message.content["config"]["server-round"])
+    metrics = MetricRecord({"num-examples": len(work.held[client])})
+    return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message)
+
+
+class Timed(FedAvg):
+    """FedAvg that plays a round when it is told to and says how long it took."""
+
+    def __init__(self, turns: Turns) -> None:
+        super().__init__(fraction_train=PER_ROUND / CLIENTS, fraction_evaluate=0.0, min_available_nodes=CLIENTS)
+        self._turns = turns
+
+    def configure_train(self, *args: Any, **kwargs: Any) -> Any:
+        """The beginning of a round."""
+        self._turns.wait()
+        return super().configure_train(*args, **kwargs)
+
+    def aggregate_train(self, *args: Any, **kwargs: Any) -> Any:
+        """The end of it."""
+        arrays, metrics = super().aggregate_train(*args, **kwargs)
+        self._turns.done()
+        work = Work.load(FILE)
+        model = work.new_model()
+        model.load_state_dict(arrays.to_torch_state_dict())
+        self._turns.report(work.test_loss(model))
+        return arrays, metrics
+
+
+server_app = ServerApp()
+
+
+@server_app.main()
+def serve(grid: Grid, context: Context) -> None:
+    """Rounds until nobody asks for more."""
+    del context
+    initial = ArrayRecord(Work.load(FILE).new_model().state_dict())
+    with suppress(EOFError):
+        Timed(Turns(f"Flower {flwr.__version__}")).start(grid=grid, initial_arrays=initial, num_rounds=10**6)
+
+
+if __name__ == "__main__":
+    cores = os.cpu_count() or 1
+    settings = {"init_args": {"num_cpus": cores}, "client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
+    run_simulation(server_app, client_app, CLIENTS, backend_config=settings)
