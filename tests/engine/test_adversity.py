@@ -146,7 +146,10 @@ def test_an_upload_that_is_not_finite_is_refused() -> None:
 
 
 def test_if_nothing_is_finite_the_training_stops() -> None:
-    with pytest.raises(TrainingError, match="round 7, client 0, after 1 steps: a number it sends is not finite"):
+    with pytest.raises(
+        TrainingError,
+        match="round 7, client 0, after 1 steps: the sum of its losses or a number it sends is not finite",
+    ):
         refuse_updates(trained(float("nan"), float("inf")), Model(scalar(0), {}), 0, 7)
 
 

@@ -39,7 +39,7 @@ def nodes(folder: Path, clients: int = CLIENTS) -> list[dict[str, Any]]:
 
 
 def federate(grid: LoopGrid, config: Config, terms: Terms | None = None, out: Path | None = None) -> Run:
-    return carry_on(prepare(grid, config, terms or Terms(timeout=0.5, wait=5), out))
+    return carry_on(prepare(grid, config, terms or Terms(timeout=60, wait=60), out))
 
 
 def assert_same(left: Run, right: Run) -> None:
@@ -106,7 +106,7 @@ def test_a_server_without_data(clouds: Path, tmp_path: Path) -> None:
     )
     with pytest.raises(fedsat.UsageError, match="name them"):
         federate(grid, config, Terms(wait=1, test="nodes"))
-    run = federate(grid, config, Terms(timeout=1, wait=5, test="nodes", class_names="a,b,c"))
+    run = federate(grid, config, Terms(timeout=60, wait=60, test="nodes", class_names="a,b,c"))
     assert run.standing.evaluation is not None
     assert run.standing.evaluation.confusion.sum() == 4 * len(dataset.test)  # every node has a copy of the test set
     assert run.summary["test_accuracy"] > 0.8
