@@ -9,19 +9,19 @@ the server weighs the clients and forms the next model           weigh, aggregat
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedsat.algorithms import Algorithm, Model, Server, Updates, Weighing
-from fedsat.data import Federation
 from fedsat.engine.local import TrainedRound
 from fedsat.errors import TrainingError
-from fedsat.metrics import ClassCounts, Evaluation
+from fedsat.metrics import Assessment, ClassCounts, ClientAccuracy
 from fedsat.sampling import Indices, sample_clients, sample_workers
 from fedsat.tree import State, nbytes
 
@@ -29,22 +29,32 @@ from fedsat.tree import State, nbytes
 class Engine(Protocol):
     """What can train and evaluate the clients of a federation."""
 
-    federation: Federation
     algorithm: Algorithm
     device: torch.device
     initial_model: Model
 
+    @property
+    def clients(self) -> int:
+        """N, the clients of the federation."""
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The classes to be told apart."""
+
     def train(self, server: Server, clients: Indices, states: dict[int, State], round_number: int) -> TrainedRound:
-        """Local training of the called clients."""
+        """Local training of the called clients; those who do not answer are missing from what it returns."""
 
     def measure(self, updates: Updates, workers: Indices) -> ClassCounts:
         """Each client's model evaluated by its workers, one row of nodes per client."""
 
-    def evaluate(self, model: Model) -> Evaluation:
-        """A global model on the test set."""
+    def assess(self, models: Sequence[Model], client_accuracy: ClientAccuracy) -> list[Assessment]:
+        """Global models on the test set, and what each is worth to every client."""
 
-    def count_by_node(self, model: Model, nodes: Indices) -> Tensor:
-        """Confusion matrices of one model on each node's own samples, [nodes, m, m]."""
+    def traffic(self, server: Server, updates: Updates, counts: ClassCounts | None) -> Traffic:
+        """The bytes that the round moved."""
+
+    def remarks(self) -> dict[str, Any]:
+        """What else the record of the round that ends now should say; asked once a round."""
 
 
 @dataclass(frozen=True)
@@ -96,27 +106,28 @@ def start(engine: Engine) -> Federated:
 
 def play_round(engine: Engine, training: Federated, calls: Calls) -> PlayedRound:
     """Play the next round and move `training` on; on an error it stays as it was."""
-    algorithm, federation, number = engine.algorithm, engine.federation, training.rounds + 1
+    algorithm, number = engine.algorithm, training.rounds + 1
     seconds: dict[str, float] = {}
-    clients = sample_clients(calls.seed, number, federation.clients, calls.per_round)
+    called = sample_clients(calls.seed, number, engine.clients, calls.per_round)
 
     with clocked(seconds, "train", engine.device):
-        trained = engine.train(training.server, clients, training.states, number)
+        trained = engine.train(training.server, called, training.states, number)
+    clients = trained.updates.clients.numpy()
 
     counts = None
     if algorithm.weighting.needs_counts:
         with clocked(seconds, "measure", engine.device):
-            workers = sample_workers(calls.seed, number, federation.clients, clients, calls.workers)
-            counts = engine.measure(trained.updates, workers)
+            workers = sample_workers(calls.seed, number, engine.clients, called, calls.workers)
+            counts = engine.measure(trained.updates, workers[np.isin(called, clients)])
 
     with clocked(seconds, "aggregate", engine.device):
         weighing = algorithm.weighting.weigh(trained.updates, counts)
-        traffic = count_traffic(algorithm, training.server, trained.updates, counts)
+        traffic = engine.traffic(training.server, trained.updates, counts)
         server = algorithm.aggregate(training.server, trained.updates, weighing.weights)
         check_server(server, number)
 
     training.server = server
-    training.states.update(zip(trained.updates.clients.tolist(), trained.states, strict=True))
+    training.states.update(zip(clients.tolist(), trained.states, strict=True))
     training.rounds = number
     return PlayedRound(number, clients, trained.losses, weighing, traffic, seconds)
 
