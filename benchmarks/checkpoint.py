@@ -44,7 +44,12 @@ def measure(settings: dict[str, Any], folder: Path) -> dict[str, float]:
     began = time.perf_counter()
     fedsat.carry_on(run)
     total = time.perf_counter() - began
-    return {"total": total, "checkpoints": len(sizes), "MB": max(sizes.values()) / 1e6, "part": sum(spent) / total}
+    return {
+        "total": total,
+        "checkpoints": len(sizes),
+        "MB": max(sizes.values(), default=0) / 1e6,
+        "part": sum(spent) / total,
+    }
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -245,6 +246,16 @@ def test_no_checkpoints(tmp_path: Path) -> None:
         fedsat.resume(tmp_path)
     with pytest.raises(fedsat.UsageError, match="holds no run"):
         fedsat.resume(tmp_path / "nothing")
+
+
+def test_rounds_that_others_recorded_are_not_thrown_away(tmp_path: Path) -> None:
+    killed_after(1, tmp_path)
+    shutil.rmtree(tmp_path / "checkpoints")
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    with pytest.raises(fedsat.UsageError, match="without checkpoints"):
+        fedsat.resume(tmp_path)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+    assert not (tmp_path / "checkpoints").exists()
 
 
 def test_two_checkpoints_are_kept(tmp_path: Path) -> None:

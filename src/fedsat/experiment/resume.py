@@ -11,7 +11,7 @@ import torch
 
 from fedsat.engine import start
 from fedsat.errors import FedsatError, UsageError
-from fedsat.experiment.checkpoint import Checkpoint, Checkpoints, DamagedError, Standing
+from fedsat.experiment.checkpoint import FOLDER, Checkpoint, Checkpoints, DamagedError, Standing
 from fedsat.experiment.config import Config, complete, read
 from fedsat.experiment.record import (
     BEST_MODEL,
@@ -43,9 +43,11 @@ def take_up(path: Path, rounds: int | None = None) -> Run:
         raise UsageError(f"{path} holds no run: it has no {CONFIG}")
     config = Config.of(read(path / CONFIG))
     wanted = replace(config, rounds=rounds) if rounds is not None else config
-    checkpoints = Checkpoints.of(path, config.checkpoint_every)
+    recorded = (path / METRICS).is_file() and (path / METRICS).stat().st_size > 0
+    kept = (path / FOLDER).is_dir() or not recorded  # what others recorded is never thrown away
+    checkpoints = Checkpoints.of(path, config.checkpoint_every) if kept else None
     if checkpoints is None:
-        raise UsageError(f"{path} was run without checkpoints (checkpoint_every = 0): it cannot be taken up")
+        raise UsageError(f"{path} was run without checkpoints: it cannot be taken up")
     _check_worth(path, config, wanted, checkpoints)
     checkpoint, notes = _newest(checkpoints, pick_device(wanted.device))
     if checkpoint is None:
