@@ -40,7 +40,8 @@ class Elastic(Algorithm):
 
     def begin(self, task: Task) -> State:
         """ω, in evaluation mode; divided by 1 − μ^B, so that clients of few batches count as much as others."""
-        model, sensitivity = differentiable(task), zeros_like(task.start.params)
+        model = differentiable(task)
+        sensitivity = zeros_like(model.params)
         batches = torch.zeros(len(task.class_counts), dtype=torch.float64, device=task.class_counts.device)
         for batch in task.examples():
             real = batch.real.sum(1)

@@ -97,14 +97,15 @@ def finite(trained: TrainedRound) -> Tensor:
     updates, meters = trained.updates, trained.meters
     sent = [updates.model.params, updates.model.buffers, *updates.uploads.values()]
     whole = [torch.isfinite(tensor).reshape(len(tensor), -1).all(1) for tree in sent for tensor in tree.values()]
-    return (meters["bad"] <= 0) & torch.stack(whole).all(0)
+    return (meters["bad"] <= 0) & torch.isfinite(meters["loss"]) & torch.stack(whole).all(0)
 
 
 def diverged(trained: TrainedRound, round_number: int) -> TrainingError:
     """The word on a round in which no client stayed finite: where the first of them left the finite numbers."""
     updates, meters, place = trained.updates, trained.meters, 0
     step, steps = int(meters["bad"][place]), int(updates.steps[place])
-    what = f"step {step} of {steps}: the loss" if step > 0 else f"after {steps} steps: a number it sends"
+    summed = f"after {steps} steps: the sum of its losses or a number it sends"
+    what = f"step {step} of {steps}: the loss" if step > 0 else summed
     return TrainingError(
         f"round {round_number}, client {int(updates.clients[place])}, {what} is not finite; "
         f"a smaller --lr (now {updates.lr:g}) or a look at the client's data may help"

@@ -11,10 +11,10 @@ the server weighs the clients and forms the next model           weigh, select, 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -22,12 +22,11 @@ from torch import Tensor
 
 from fedsat.algorithms import Algorithm, Model, Server, Updates, Weighing
 from fedsat.algorithms.base import movements
-from fedsat.data import Federation
 from fedsat.engine.attacks import Attack
 from fedsat.engine.local import TrainedRound
 from fedsat.engine.refusal import Refused, refuse_reports, refuse_updates
 from fedsat.errors import TrainingError
-from fedsat.metrics import ClassCounts, Evaluation
+from fedsat.metrics import Assessment, ClassCounts, ClientAccuracy
 from fedsat.sampling import Indices, sample_clients, sample_workers, which_workers_report, who_answers
 from fedsat.tree import State, nbytes
 
@@ -35,22 +34,34 @@ from fedsat.tree import State, nbytes
 class Engine(Protocol):
     """What can train and evaluate the clients of a federation."""
 
-    federation: Federation
     algorithm: Algorithm
     device: torch.device
     initial_model: Model
 
+    @property
+    def clients(self) -> int:
+        """N, the clients of the federation."""
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The classes to be told apart."""
+
     def train(self, server: Server, clients: Indices, states: dict[int, State], round_number: int) -> TrainedRound:
-        """Local training of the called clients."""
+        """Local training of the called clients; those who do not answer are missing from what it returns."""
 
     def measure(self, updates: Updates, workers: Indices) -> ClassCounts:
         """Each client's model evaluated by its workers, one row of nodes per client."""
 
-    def evaluate(self, model: Model) -> Evaluation:
-        """A global model on the test set."""
+    def assess(self, models: Sequence[Model], client_accuracy: ClientAccuracy) -> list[Assessment]:
+        """Global models on the test set, and what each is worth to every client."""
 
-    def count_by_node(self, model: Model, nodes: Indices) -> Tensor:
-        """Confusion matrices of one model on each node's own samples, [nodes, m, m]."""
+    def traffic(
+        self, server: Server, called: int, answered: int, updates: Updates, counts: ClassCounts | None
+    ) -> Traffic:
+        """The bytes that the round moved; `updates` are those that were used."""
+
+    def remarks(self) -> dict[str, Any]:
+        """What else the record of the round that ends now should say; asked once a round."""
 
 
 @dataclass(frozen=True)
@@ -126,15 +137,15 @@ def play_round(engine: Engine, training: Federated, calls: Calls, adversity: Adv
     """Play the next round and move `training` on; on an error it stays as it was."""
     algorithm, server, number = engine.algorithm, training.server, training.rounds + 1
     seconds: dict[str, float] = {}
-    called = sample_clients(calls.seed, number, engine.federation.clients, calls.per_round)
+    called = sample_clients(calls.seed, number, engine.clients, calls.per_round)
     answer = who_answers(calls.seed, number, called, adversity.dropout)
-    missing = tuple(called[~answer].tolist())
     if not answer.any():
         training.rounds = number
-        return skipped_round(number, missing, count_down(algorithm, server, len(called)))
+        return skipped_round(number, called, count_down(algorithm, server, len(called)))
 
     with clocked(seconds, "train", engine.device):
         trained = engine.train(server, called[answer], training.states, number)
+        answered = trained.updates.clients.numpy()
         sent = adversity.attack.send(server.model, trained.updates, adversity.attackers, calls.seed, number)
         trained, refused = refuse_updates(replace(trained, updates=sent), server.model, adversity.max_norm, number)
         updates, clients = trained.updates, trained.updates.clients.numpy()
@@ -143,26 +154,27 @@ def play_round(engine: Engine, training: Federated, calls: Calls, adversity: Adv
     refused_workers: Refused = {}
     if algorithm.weighting.needs_counts:
         with clocked(seconds, "measure", engine.device):
-            workers = sample_workers(calls.seed, number, engine.federation.clients, called, calls.workers)
+            workers = sample_workers(calls.seed, number, engine.clients, called, calls.workers)
             counts = ask_workers(engine, updates, workers[np.isin(called, clients)], calls.seed, number, adversity)
             counts, refused_workers = refuse_reports(counts)
 
     with clocked(seconds, "aggregate", engine.device):
         weighing = weigh(algorithm, server, updates, counts)
-        traffic = count_traffic(algorithm, server, len(called), int(answer.sum()), updates, counts)
+        traffic = engine.traffic(server, len(called), len(answered), updates, counts)
         server = algorithm.aggregate(server, updates, weighing.weights)
         check_server(server, number)
 
     training.server = server
     training.states.update(zip(clients.tolist(), trained.states, strict=True))
     training.rounds = number
+    missing = tuple(called[~np.isin(called, answered)].tolist())
     return PlayedRound(number, clients, trained.losses, weighing, traffic, seconds, missing, refused, refused_workers)
 
 
-def skipped_round(number: int, missing: tuple[int, ...], down: int) -> PlayedRound:
+def skipped_round(number: int, called: Indices, down: int) -> PlayedRound:
     """A round that nobody answered."""
     nobody = torch.zeros(0)
-    return PlayedRound(number, np.empty(0, dtype=np.int64), nobody, Weighing(nobody), Traffic(down, 0, 0), {}, missing)
+    return PlayedRound(number, called[:0], nobody, Weighing(nobody), Traffic(down, 0, 0), {}, tuple(called.tolist()))
 
 
 def ask_workers(

@@ -35,10 +35,15 @@ class SequentialEngine(BaseEngine):
 
     def train(self, server: Server, clients: Indices, states: dict[int, State], round_number: int) -> TrainedRound:
         """Local training of the called clients; `states` holds what earlier participants kept."""
-        received = self.algorithm.broadcast(server)
+        return self.train_from(server.model, self.algorithm.broadcast(server), clients, states, round_number)
+
+    def train_from(
+        self, model: Model, received: State, clients: Indices, states: dict[int, State], round_number: int
+    ) -> TrainedRound:
+        """The same, from what a client receives of the server: the model and what the method sends along."""
         trained = []
         for client in clients.tolist():
-            task = self._task(server.model, received, states.get(client), client)
+            task = self._task(model, received, states.get(client), client)
             trained.append(self._train_client(task, client, round_number))
         return TrainedRound.of(trained)
 
