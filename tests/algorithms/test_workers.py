@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from byhand import make_updates, one, values
+from byhand import make_updates, one
 from fedsat.algorithms import PrioritizedClassWeights
-from fedsat.algorithms.combination import ClippedMean
+from fedsat.algorithms.combination import DampedMean
 from fedsat.algorithms.workers import believable, median_rates, recall_on_own_classes, summed, weighted_median
 from fedsat.metrics import ClassCounts
 
@@ -122,21 +122,21 @@ def test_one_liar_of_three_moves_the_sum_but_not_the_medians() -> None:
     assert robust[3] == 0
 
 
-def test_a_long_movement_weighs_less() -> None:
-    # Lengths 1, 2, 2, 30: the median is 2, clipped at 3. The last weighs 0.25 · 3/30 = 0.025, before the sum of 0.775.
-    clipped = ClippedMean(longest=1.5)
-    kept = clipped.select(one(1, -2, 2, 30), torch.full((4,), 0.25, dtype=torch.float64))
-    assert kept.tolist() == pytest.approx([10 / 31, 10 / 31, 10 / 31, 1 / 31])
-    # (1 − 2 + 2)·10/31 + 30/31: no more than a client of length 3 would bring.
-    assert values(clipped.centre(one(1, -2, 2, 30), kept)) == pytest.approx([40 / 31])
+def test_long_and_short_movements_weigh_less() -> None:
+    # Lengths 1, 2, 2, 2, 30, 0.1: the median of those that moved is 2, ratios 0.5, 1, 1, 1, 15, 0.05.
+    # Beyond 1.5: (1.5/15)² = 1/100; below 0.2: (0.05/0.2)² = 1/16.
+    damped = DampedMean(longest=1.5, shortest=0.2)
+    sixth = torch.full((6,), 1 / 6, dtype=torch.float64)
+    kept = damped.select(one(1, -2, 2, 2, 30, 0.1), sixth)
+    total = 4 + 1 / 100 + 1 / 16
+    assert kept.tolist() == pytest.approx([1 / total] * 4 + [0.01 / total, 0.0625 / total])
 
 
-def test_where_nothing_moves_nothing_is_clipped() -> None:
-    half = torch.full((2,), 0.5, dtype=torch.float64)
-    assert ClippedMean().select(one(0, 0), half).tolist() == [0.5, 0.5]
-    # Most do not move: the limit is 0, and the one that does gets no weight.
+def test_who_does_not_move_gets_no_weight_unless_nobody_does() -> None:
     third = torch.full((3,), 1 / 3, dtype=torch.float64)
-    assert ClippedMean().select(one(0, 0, 5), third).tolist() == pytest.approx([0.5, 0.5, 0])
+    assert DampedMean().select(one(0, 0, 5), third).tolist() == [0, 0, 1]
+    assert DampedMean(shortest=0).select(one(0, 0, 5), third).tolist() == pytest.approx([1 / 3] * 3)
+    assert DampedMean().select(one(0, 0, 0), third).tolist() == third.tolist()
 
 
 def test_a_worker_that_finds_what_nobody_finds_is_not_believed() -> None:

@@ -85,23 +85,32 @@ class TrimmedMean(Robust):
         return tree_map(lambda tensor: _middle(tensor[counted], suspects), tree)
 
 
-@combinations.register("clipped-mean")
+@combinations.register("damped-mean")
 @dataclass(frozen=True)
-class ClippedMean(Combination):
-    """The weighted mean in which a long movement weighs less (norm clipping, Sun et al. 2019)."""
+class DampedMean(Combination):
+    """The weighted mean in which movements far longer or shorter than the median one weigh less.
+
+    Norm clipping (Sun et al. 2019) shortens a long movement to the limit, where it still brings as much as any; here
+    it brings the less the longer it is. A movement that is next to nothing would take weight from those who trained.
+    """
 
     selects: ClassVar[bool] = True
 
-    longest: Annotated[float, Option("medians of the round's lengths beyond which a movement is clipped", above=0)] = (
-        1.5
-    )
+    longest: Annotated[float, Option("medians of the round's lengths above which a movement is damped", above=0)] = 1.5
+    shortest: Annotated[float, Option("medians below which it is damped; 0: never", at_least=0)] = 0.2
 
     def select(self, movements: Tree, weights: Tensor) -> Tensor:
-        """w_k · min(1, longest · median/‖θ_k − Θ‖), normalised: what is clipped counts for less, nobody for more."""
+        """w_k · min(1, (longest/r_k)², (r_k/shortest)²), normalised; r_k is ‖θ_k − Θ‖ over the median of who moved."""
         lengths = norms(movements)
-        limit = self.longest * lengths[weights > 0].quantile(0.5)
-        clipped = weights * torch.where(lengths > limit, limit / lengths.clamp(min=1e-300), 1.0).to(weights)
-        return clipped / clipped.sum() if bool(clipped.any()) else weights
+        moved = (weights > 0) & (lengths > 0)
+        if not bool(moved.any()):
+            return weights
+        relative = lengths / lengths[moved].quantile(0.5)
+        factor = torch.where(relative > self.longest, (self.longest / relative.clamp(min=1e-300)).square(), 1.0)
+        if self.shortest:
+            factor = torch.where(relative < self.shortest, (relative / self.shortest).square(), factor)
+        damped = weights * factor.to(weights)
+        return damped / damped.sum()
 
     def total(self, tree: Tree, weights: Tensor) -> Tree:
         """As many times the centre as there are clients."""

@@ -26,7 +26,7 @@ from fedsat.algorithms.base import (
     algorithms,
     step_direction,
 )
-from fedsat.algorithms.combination import ClippedMean
+from fedsat.algorithms.combination import DampedMean
 from fedsat.algorithms.objective import Objective, objectives
 from fedsat.algorithms.psl import PredictionSensitiveLoss
 from fedsat.algorithms.pwa import PrioritizedClassWeights
@@ -118,9 +118,9 @@ class FedSat(Algorithm):
 algorithms.preset(
     "fedsat-robust",
     of="fedsat",
-    summary="FedSat against malicious clients: workers' medians, a filter by own classes, clipped movements",
+    summary="FedSat against malicious clients: workers' medians, a filter by own classes, damped movements",
     weighting=PrioritizedClassWeights(statistics="median", min_recall=0.9),
-    combination=ClippedMean(),
+    combination=DampedMean(),
 )
 algorithms.preset(
     "fedsat-paper",
