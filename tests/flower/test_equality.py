@@ -111,7 +111,7 @@ def test_a_server_without_data(clouds: Path, tmp_path: Path) -> None:
     assert run.summary["test_accuracy"] > 0.8
     assert run.client_accuracies == pytest.approx([run.summary["test_accuracy"]] * 4)
     # All nodes normalise alike, by what their samples are together.
-    spec = json.loads(str(grid.last("train").content.config_records["fedsat"]["run"]))
+    spec = json.loads(str(grid.last["train"].content.config_records["fedsat"]["run"]))
     assert spec["mean"] == pytest.approx(dataset.mean)
     assert spec["std"] == pytest.approx(dataset.std)
 

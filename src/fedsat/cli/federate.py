@@ -62,6 +62,12 @@ def federate(
                 start_nodes(federation, config)
                 process = submit(federation, config, terms, folder)
                 follow(process, folder, lambda line: _show(console, watcher, line, dataset.class_names))
+        except KeyboardInterrupt:
+            say(
+                console,
+                f"{len(read_metrics(folder)) if (folder / METRICS).exists() else 0} rounds are kept in {folder}",
+            )
+            raise
         finally:
             _keep_logs(Path(work) / "logs", folder)
         _complain(folder, federation.log("run"))

@@ -46,6 +46,8 @@ def main(grid: Grid, context: Context) -> None:
         config, terms, out = read_run_config(context.run_config)
         run = prepare(grid, config, terms, out)
         log.info("files: %s", out)
+        for note in run.notes:
+            log.info("note: %s", note)
         try:
             carry_on(run, _tell)
         except SystemExit:  # Flower's word for a run that is stopped from outside
