@@ -1,6 +1,6 @@
 """What crosses the wire in a round of real nodes, for each method and model: the table in docs/flower.md.
 
-    python benchmarks/wire.py
+    python benchmarks/wire.py                 (or: python benchmarks/wire.py resnet18)
 
 Bytes are those of the messages' contents as they are sent, counted while a round is played by nodes in this process:
 4 clients called of 6, each model evaluated by the client and two workers.
@@ -8,6 +8,7 @@ Bytes are those of the messages' contents as they are sent, counted while a roun
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -28,16 +29,17 @@ CLASSES = 10
 
 def main() -> None:
     """Print a table of bytes per called client for all methods, and the workers' and the evaluation's part."""
+    models = sys.argv[1:] or ["mlp", "lenet5", "resnet8"]
     with tempfile.TemporaryDirectory() as folder:
-        for name, shape in MODELS.items():
-            write_images(Path(folder) / name, shape)
-        print("| method | " + " | ".join(f"{name} down / up" for name in MODELS) + " |")
-        print("|---|" + "---|" * len(MODELS))
+        for name in models:
+            write_images(Path(folder) / name, MODELS[name])
+        print("| method | " + " | ".join(f"{name} down / up" for name in models) + " |")
+        print("|---|" + "---|" * len(models))
         for method in algorithms:
-            cells = [per_client(play(Path(folder) / name, name, method)) for name in MODELS]
-            print(f"| `{method}` | " + " | ".join(cells) + " |")
+            cells = [per_client(play(Path(folder) / name, name, method)) for name in models]
+            print(f"| `{method}` | " + " | ".join(cells) + " |", flush=True)
         print()
-        for name in MODELS:
+        for name in models:
             line = play(Path(folder) / name, name, "fedsat")
             print(f"{name}: workers {line['bytes_workers']:,} bytes, evaluation {line['bytes_evaluate']:,} bytes")
 
