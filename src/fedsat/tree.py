@@ -25,6 +25,18 @@ def tree_map(function: Callable[..., Tensor], *trees: Tree) -> Tree:
     return {name: function(tensor, *(other[name] for other in rest)) for name, tensor in first.items()}
 
 
+def add(tree: Tree, other: Tree, scale: float = 1.0) -> Tree:
+    """tree + scale · other; for trees of equal shapes on a GPU in one pass over all tensors instead of one for each."""
+    sums = torch._foreach_add(list(tree.values()), [other[name] for name in tree], alpha=scale)
+    return dict(zip(tree, sums, strict=True))
+
+
+def write(into: Tree, tree: Tree) -> None:
+    """Copy the numbers of `tree` into the tensors of `into`, on a GPU in one pass over all."""
+    if into:
+        torch._foreach_copy_(list(into.values()), [tree[name] for name in into])
+
+
 def zeros_like(tree: Tree) -> Tree:
     """Zeros in the shape of `tree`."""
     return tree_map(torch.zeros_like, tree)

@@ -7,14 +7,17 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import tomllib
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import fedsat as package
 from fedsat.cli import main
 from fedsat.version import __version__
+from runs import killed_after, results
 
 SMALL = "--clients 30 --per-round 4 --workers 3 --rounds 3 --epochs 1 --lr 0.05 --classes-per-client 3".split()
 
@@ -88,7 +91,7 @@ def test_compare_over_seeds_goes_on_where_it_was(capsys: pytest.CaptureFixture[s
     assert out.rstrip().endswith("page: both/report.html")
     assert Path("both/report.html").read_text().startswith("<!doctype html>")
     stamp = Path("both/fedavg-seed0/summary.json").stat().st_mtime_ns
-    # An interrupted run is not counted and not touched.
+    # An interrupted run without a checkpoint is not counted and not touched.
     Path("both/fedsat-seed0/summary.json").write_text('{"status": "interrupted"}')
     code, out, _ = fedsat(capsys, *call, "--seeds", "2")
     assert code == 0
@@ -111,6 +114,18 @@ def test_compare_with_a_grid(capsys: pytest.CaptureFixture[str]) -> None:
     assert {path.name for path in Path("grid").iterdir() if path.is_dir()} == {
         "fedavg-lr=0.05-seed0", "fedsat-gamma=0.5-lr=0.05-seed0", "fedsat-gamma=0.9-lr=0.05-seed0",
     }  # fmt: skip
+
+
+def test_runs_in_processes_come_to_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    def rounds(folder: str, *options: str) -> list[list[dict[str, object]]]:
+        wanted = ["--algorithms", "fedavg,fedsat", "--set", "weighting=pwa", "--set", "workers=3"]
+        assert fedsat(capsys, "compare", *SMALL, *wanted, *options, "--out", folder)[0] == 0
+        files = sorted(Path(folder).glob("*/metrics.jsonl"))
+        return [[{**json.loads(line), "seconds": None} for line in file.read_text().splitlines()] for file in files]
+
+    apart = rounds("apart", "--jobs", "2")
+    assert len(apart) == 2
+    assert apart == rounds("in turn")
 
 
 def test_a_method_that_diverges_does_not_stop_the_others(capsys: pytest.CaptureFixture[str]) -> None:
@@ -240,6 +255,7 @@ WRONG = [
     (["run", "--without", "everything"], "unknown part to leave out"),
     (["run", "nowhere.toml"], "no configuration file"),
     (["run", "--nothing"], "No such option: --nothing"),
+    (["resume", "nowhere"], "nowhere holds no run"),
     (["list", "algorithm"], "did you mean 'algorithms'?"),
     (["compare", "--algorithms", ","], "names no method"),
     (["compare", "--grid", "gama=1,2"], "did you mean 'gamma'?"),
@@ -286,9 +302,10 @@ def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
         main(["run", "--algorithm", "fedsatt", "--debug"])
 
 
-def test_control_c_finishes_the_files(tmp_path: Path) -> None:
+def stopped_by(number: signal.Signals, *options: str) -> tuple[int, str, str]:
+    """Exit code and output of a long run that is sent a signal after its second round."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "fedsat", "run", "--rounds", "100000", "--out", "run"],
+        [sys.executable, "-m", "fedsat", "run", "--rounds", "100000", "--out", "run", *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -297,11 +314,91 @@ def test_control_c_finishes_the_files(tmp_path: Path) -> None:
     assert process.stdout is not None
     for line in process.stdout:
         if "round 2/" in line:
-            process.send_signal(signal.SIGINT)
+            process.send_signal(number)
             break
     out, err = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert err == "fedsat: stopped\n"
-    assert "rounds are kept in run" in out
+    return process.returncode, out, err
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_stopped_run_finishes_its_files(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    ended, out, err = stopped_by(number)
+    assert (ended, err) == (code, "fedsat: stopped\n")
+    assert "rounds are kept in run; fedsat resume run goes on" in out
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "interrupted"
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) >= 2
+    assert list((tmp_path / "run" / "checkpoints").glob("*.safetensors"))
+
+
+def any_left(group: int) -> bool:
+    """Whether a process of the group is still there."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_runs_in_processes_are_stopped_together(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    wanted = ["--algorithms", "fedavg,fedprox,fedsat", "--jobs", "2", "--rounds", "100000", "--out", "many"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedsat", "compare", *wanted],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 60
+    files = [tmp_path / "many" / f"{name}-seed0" / "metrics.jsonl" for name in ("fedavg", "fedprox")]
+    while not all(file.exists() and file.stat().st_size for file in files):
+        assert time.monotonic() < deadline
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.05)
+    os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)  # as a terminal does
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (code, "fedsat: stopped\n")
+    assert "0 of 3 runs are done; the same command goes on from here" in out
+    for file in files:
+        assert json.loads((file.parent / "summary.json").read_text())["status"] == "interrupted"
+    assert not (tmp_path / "many" / "fedsat-seed0").exists()
+    while any_left(process.pid):
+        assert time.monotonic() < deadline + 60
+
+
+def test_resume(capsys: pytest.CaptureFixture[str]) -> None:
+    killed_after(5, Path("run"))
+    code, out, err = fedsat(capsys, "resume", "run")
+    assert (code, err) == (0, "")
+    assert "note: run goes on after round 4 of 6\n" in out
+    assert "round 6/6" in out
+    assert "mean of the last ten" in out
+    code, out, _ = fedsat(capsys, "resume", "run", "--rounds", "7")
+    assert code == 0
+    assert tomllib.loads(Path("run/config.toml").read_text())["rounds"] == 7
+    assert len(Path("run/metrics.jsonl").read_text().splitlines()) == 7
+
+
+def test_compare_takes_up_what_was_interrupted(capsys: pytest.CaptureFixture[str]) -> None:
+    call = ["compare", *SMALL, "--algorithms", "fedavg,fedsat", "--checkpoint-every", "1", "--out"]
+    fedsat(capsys, *call, "whole")
+    assert not Path("whole/fedsat-seed0/checkpoints").exists()  # nobody goes on from a finished one
+    settings = tomllib.loads(Path("whole/fedsat-seed0/config.toml").read_text())
+    run = package.prepare(package.Config.of(settings), Path("cut/fedsat-seed0"))
+    run.play()
+    run.play()
+    del run
+    code, out, _ = fedsat(capsys, *call, "cut")
+    assert code == 0
+    assert "note: cut/fedsat-seed0 goes on after round 2 of 3" in out
+    assert {path.name for path in Path("cut").iterdir() if path.is_dir()} == {"fedavg-seed0", "fedsat-seed0"}
+    assert results(Path("cut/fedsat-seed0")) == results(Path("whole/fedsat-seed0"))
+    # A checkpoint that cannot be used is told, and the run begins anew beside it.
+    run = package.prepare(package.Config.of(settings), Path("bad/fedsat-seed0"))
+    run.play()
+    del run
+    Path("bad/fedsat-seed0/checkpoints/round-000001.json").write_text("{}")
+    code, out, _ = fedsat(capsys, *call, "bad")
+    assert code == 0
+    assert "fedsat-seed0 begins anew" in out
+    assert results(Path("bad/fedsat-seed0-2")) == results(Path("whole/fedsat-seed0"))

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from test_stacked import CALLS, furthest, image_dataset, play
 
-from fedsat.algorithms import algorithms
+from fedsat.algorithms import Model, algorithms
 from fedsat.data import Federation
 from fedsat.engine import LocalTraining, SequentialEngine, StackedEngine, play_round, start
 from fedsat.engine.fold import FoldedNetwork
 from fedsat.models import build_model
+from fedsat.tree import expand
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -41,26 +43,37 @@ def test_graphs_equal_the_sequential_engine(algorithm: str, model: Any) -> None:
     [(3, 20, 3, 1, 1, 9), (64, 64, 3, 1, 1, 8), (16, 130, 3, 2, 1, 11), (20, 17, 1, 2, 0, 7)],
 )
 @pytest.mark.parametrize("clients", [1, 5])
+@pytest.mark.parametrize(("kind", "tolerance"), [(torch.bfloat16, 1e-2), (torch.float32, 1e-6)], ids=str)
 def test_triton_equals_torch(
-    clients: int, inputs: int, outputs: int, kernel: int, stride: int, padding: int, side: int
+    kind: torch.dtype,
+    tolerance: float,
+    clients: int,
+    inputs: int,
+    outputs: int,
+    kernel: int,
+    stride: int,
+    padding: int,
+    side: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from fedsat.engine.triton_conv import StackedConvolution  # noqa: PLC0415 (needs Triton)
 
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     draw = torch.Generator("cuda").manual_seed(0)
     options = {"device": "cuda", "generator": draw}
-    x = torch.randn(4, clients * inputs, side, side, **options).bfloat16().requires_grad_()
+    x = torch.randn(4, clients * inputs, side, side, **options).to(kind).requires_grad_()
     weight = (0.1 * torch.randn(clients, outputs, inputs, kernel, kernel, **options)).requires_grad_()
-    ours = StackedConvolution.apply(x, weight, stride, padding)
-    exact = (x.double(), weight.bfloat16().double())
+    ours = StackedConvolution.apply(x, weight, stride, padding, kind)
+    exact = (x.double(), weight.to(kind).double())
     wanted = torch.nn.functional.conv2d(exact[0], exact[1].flatten(0, 1), None, stride, padding, 1, clients)
-    pull = torch.randn(wanted.shape, **options).bfloat16()
+    pull = torch.randn(wanted.shape, **options).to(kind)
     pairs = zip(
         (ours, *torch.autograd.grad(ours, (x, weight), pull)),
         (wanted, *torch.autograd.grad(wanted, (x, weight), pull.double())),
         strict=True,
     )
     for left, right in pairs:
-        assert float((left.double() - right.double()).norm() / right.double().norm()) < 1e-2
+        assert float((left.detach().double() - right.detach().double()).norm() / right.detach().norm()) < tolerance
 
 
 def test_running_out_of_memory_halves_the_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,3 +90,14 @@ def test_running_out_of_memory_halves_the_lanes(monkeypatch: pytest.MonkeyPatch)
     play_round(made, start(made), CALLS)
     assert failures == [1]
     assert made.lanes == 2
+
+
+@pytest.mark.parametrize("model", ["mlp", "lenet5", {"name": "resnet8", "width": 4}], ids=str)
+def test_graphs_count_what_is_counted_without(model: Any) -> None:
+    graphed, plain = engine("stacked", "fedsat", model), engine("sequential", "fedsat", model)
+    for nodes in (np.array([0, 3]), np.arange(9), np.array([5])):  # more groups than before are recorded anew
+        stacked = Model(expand(plain.initial_model.params, 1), expand(plain.initial_model.buffers, 1))
+        assert torch.equal(graphed.count_by_node(stacked, nodes), plain.count_by_node(stacked, nodes))
+    one, other = graphed.evaluate(plain.initial_model), plain.evaluate(plain.initial_model)
+    assert (one.confusion == other.confusion).all()
+    assert one.loss == pytest.approx(other.loss, abs=1e-12)

@@ -106,10 +106,10 @@ def test_a_server_without_data(clouds: Path, tmp_path: Path) -> None:
     with pytest.raises(fedsat.UsageError, match="name them"):
         federate(grid, config, Terms(wait=1, test="nodes"))
     run = federate(grid, config, Terms(timeout=1, wait=5, test="nodes", class_names="a,b,c"))
-    assert run.evaluation is not None
-    assert run.evaluation.confusion.sum() == 4 * len(dataset.test)  # every node has a copy of the test set
+    assert run.standing.evaluation is not None
+    assert run.standing.evaluation.confusion.sum() == 4 * len(dataset.test)  # every node has a copy of the test set
     assert run.summary["test_accuracy"] > 0.8
-    assert run.client_accuracies == pytest.approx([run.summary["test_accuracy"]] * 4)
+    assert run.standing.client_accuracies == pytest.approx([run.summary["test_accuracy"]] * 4)
     # All nodes normalise alike, by what their samples are together.
     spec = json.loads(str(grid.last["train"].content.config_records["fedsat"]["run"]))
     assert spec["mean"] == pytest.approx(dataset.mean)
@@ -127,12 +127,12 @@ def test_held_out_samples_of_a_partition(clouds: Path) -> None:
     }
     grid = LoopGrid(*({"partition-id": client} for client in range(CLIENTS)))
     run = federate(grid, fedsat.configure(**table), Terms(timeout=30, wait=5, test="nodes"))
-    assert run.evaluation is not None
-    assert run.evaluation.confusion.sum() == pytest.approx(6000 / 6, rel=0.02)
+    assert run.standing.evaluation is not None
+    assert run.standing.evaluation.confusion.sum() == pytest.approx(6000 / 6, rel=0.02)
 
 
 def test_the_files_are_those_of_a_run(clouds: Path, tmp_path: Path) -> None:
-    config = fedsat.configure(**settings(clouds, algorithm="fedsat"))
+    config = fedsat.configure(**settings(clouds, algorithm="fedsat", checkpoint_every=0))
     federate(LoopGrid(*nodes(clouds)), config, out=tmp_path / "nodes")
     carry_on(fedsat.prepare(config, tmp_path / "alone"))
     mine, other = ({path.name for path in (tmp_path / name).iterdir()} for name in ("nodes", "alone"))

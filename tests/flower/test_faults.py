@@ -297,5 +297,5 @@ def test_accuracies_out_of_range_are_left_out(clouds: Path) -> None:
     grid.faults[node_of(grid, 0)] = only_for("evaluate", lie)
     run = play(grid, configure(clouds))
     assert "not between 0 and 1" in remarks(run, 1)[0]
-    assert run.client_accuracies is not None
-    assert np.isnan(run.client_accuracies[0])
+    assert run.standing.client_accuracies is not None
+    assert np.isnan(run.standing.client_accuracies[0])

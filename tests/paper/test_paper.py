@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
 
 import fedsat
 from fedsat.experiment.store import identity
+from fedsat.paper import studies
 from fedsat.paper.document import write_document
-from fedsat.paper.results import add_results, read_results, results_of
+from fedsat.paper.results import Result, add_results, read_results, results_of
 from fedsat.paper.studies import SCALES, STUDIES, Cell, cells, configure, select
+from fedsat.paper.variants import best_variants, read_variant, tuned_text
 from fedsat.paper.verdict import Verdict, compare, judge, missing, spearman, verdict_lines
 from report.made_runs import make_run
 
 SIZES = {
     "table-ls": (120, 120), "table-lsmc": (180, 180), "table-lqsmc": (120, 120), "table-workers": (9, 9),
     "table-ablation": (12, 12), "figure-convergence": (90, 0), "figure-clients": (30, 60), "figure-classes": (10, 100),
-    "figure-scalability": (40, 0),
+    "figure-scalability": (40, 0), "tuning": (78, 0), "defaults": (115, 0),
 }  # fmt: skip
 
 
@@ -104,7 +107,7 @@ def test_ours_beside_the_papers(tmp_path: Path) -> None:
 
     text = write_document(tmp_path, tmp_path / "results.md").read_text()
     assert "| fedsat | 98.49 | 93.50 ± 0.71 | -4.99 |" in text
-    assert "4 of 180 cells of the paper are here." in text
+    assert "4 of 180 cells are here." in text
     assert "cpu: test" in text
 
 
@@ -129,3 +132,31 @@ def test_files_that_are_no_results(tmp_path: Path) -> None:
 
 def test_a_cell_in_words() -> None:
     assert Cell("fedavg", (("dataset", "mnist"), ("lr", 0.01))).where == "mnist, lr=0.01"
+
+
+def test_variants_say_what_they_change() -> None:
+    assert read_variant("fedsat-psl gamma=0.5 priority=hard") == ("fedsat-psl", [("gamma", 0.5), ("priority", "hard")])
+    for study in (STUDIES["tuning"], STUDIES["defaults"]):
+        tables = [configure(study, cell, "short", 0).table() for cell in cells(study)]
+        assert len({str(table) for table in tables}) == len(tables)  # no variant is the same as another
+    (cell,) = select(STUDIES["tuning"], {"dataset": ["mnist"], "variant": ["fedlc objective.tau=0.5"]})
+    config = configure(STUDIES["tuning"], cell, "short", 0)
+    assert config.table()["algorithm"]["objective"]["tau"] == 0.5
+
+
+def test_the_best_of_a_grid_is_chosen_and_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def result(contender: str, accuracy: float, setting: str = "mnist, mlp, classes_per_client=4") -> Result:
+        return Result({"contender": contender, "setting": setting, "accuracy_last_ten": str(accuracy)})
+
+    grid = [result("fedprox mu=0.1", 91.0), result("fedprox mu=1.0", 92.0), result("scaffold controls=I", 50.0)]
+    chosen = best_variants([*grid, result("fedprox mu=0.1", 60.0, "cifar10, resnet8, classes_per_client=4")])
+    assert chosen == {
+        "cifar10": {"fedprox": {"mu": 0.1}},
+        "mnist": {"fedprox": {"mu": 1.0}, "scaffold": {"controls": "I"}},
+    }
+    assert tomllib.loads(tuned_text(chosen)) == chosen
+    (tmp_path / "tuned.toml").write_text(tuned_text(chosen))
+    monkeypatch.setattr(studies, "files", lambda _: tmp_path)
+    (cell,) = select(STUDIES["figure-convergence"], {"dataset": ["mnist"], "method": ["fedprox"],
+                                                     "classes_per_client": ["2"]})  # fmt: skip
+    assert configure(STUDIES["figure-convergence"], cell, "full", 0).table()["algorithm"]["mu"] == 1.0

@@ -29,7 +29,7 @@ from torch import Tensor
 from fedsat.algorithms.objective import CrossEntropy, Objective, objectives
 from fedsat.algorithms.weighting import BySamples, Weighting, weightings
 from fedsat.options import Option, Registry, check
-from fedsat.tree import State, Tree, expand, per_client, tree_map, weighted_sum
+from fedsat.tree import State, Tree, add, expand, per_client, tree_map, weighted_sum
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ class Algorithm:
 
 def descend(params: Tree, direction: Tree, lr: float) -> Tree:
     """θ − η · direction."""
-    return tree_map(lambda p, d: torch.sub(p, d, alpha=lr), params, direction)
+    return add(params, direction, -lr)
 
 
 def move(model: Model, updates: Updates, weights: Tensor, server_lr: float) -> Model:
@@ -194,7 +194,7 @@ def mean_movement(model: Model, updates: Updates, weights: Tensor) -> Tree:
 
 def advance(model: Model, movement: Tree, server_lr: float, updates: Updates, weights: Tensor) -> Model:
     """Θ + η_g · movement; buffers take no part in a method's movement, they are the clients' weighted mean."""
-    params = tree_map(lambda p, d: torch.add(p, d, alpha=server_lr), model.params, movement)
+    params = add(model.params, movement, server_lr)
     return Model(params, average_buffers(updates.model.buffers, weights))
 
 

@@ -32,7 +32,7 @@ from fedsat.algorithms.psl import PredictionSensitiveLoss
 from fedsat.algorithms.pwa import PrioritizedClassWeights
 from fedsat.algorithms.weighting import Weighting, weightings
 from fedsat.options import Option
-from fedsat.tree import State, Tree, tree_map, zeros_like
+from fedsat.tree import State, Tree, add, tree_map, zeros_like
 
 
 @algorithms.register("fedsat")
@@ -74,7 +74,7 @@ class FedSat(Algorithm):
         """θ ← θ − η (∇L + γ (v_t − v_k))."""
         if not self.correction:
             return descend(params, grads, task.lr), carry
-        corrected = tree_map(lambda g, d: g + d, grads, carry["drift"])
+        corrected = add(grads, carry["drift"])
         if self.scale == "paper":
             carry = {**carry, "gradient": grads}
         return descend(params, corrected, task.lr), carry

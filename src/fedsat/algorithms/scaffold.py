@@ -29,7 +29,7 @@ from fedsat.algorithms.base import (
 )
 from fedsat.algorithms.weighting import Uniform, Weighting, weightings
 from fedsat.options import Option
-from fedsat.tree import State, Tree, per_client, tree_map, zeros_like
+from fedsat.tree import State, Tree, add, per_client, tree_map, zeros_like
 
 
 @algorithms.register("scaffold")
@@ -62,7 +62,7 @@ class Scaffold(Algorithm):
 
     def step(self, task: Task, carry: State, params: Tree, grads: Tree) -> tuple[Tree, State]:
         """θ ← θ − η (∇L + c − c_k)."""
-        return descend(params, tree_map(torch.add, grads, carry["correction"]), task.lr), carry
+        return descend(params, add(grads, carry["correction"]), task.lr), carry
 
     def end(self, task: Task, carry: State, result: LocalResult) -> tuple[State, State]:
         """c_k⁺ = ∇L(Θ) (option I) or c_k − c + (Θ − θ_k)/(η K_k) (option II); up goes c_k⁺ − c_k."""
@@ -93,5 +93,5 @@ class Scaffold(Algorithm):
                 outputs = task.network(model.params, model.buffers, batch.x)
                 losses, costs = self.objective.loss(costs, outputs, batch)
                 grads = gradient(losses.masked_fill(~batch.real, 0.0).sum(1), model.params)
-            total = tree_map(torch.add, total, grads)
+            total = add(total, grads)
         return tree_map(lambda sums: sums / per_client(task.class_counts.sum(1), sums), total)

@@ -1,18 +1,22 @@
-"""Many runs one after the other: what is done is skipped, what fails is told at the end, Ctrl-C loses one run."""
+"""Many runs, one by one or several at once: what is done is skipped, what was begun goes on, what fails is told."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
 
 from fedsat import experiment
+from fedsat.cli.parallel import Task, open_run, train_apart
 from fedsat.cli.screen import Watcher, describe_setup
 from fedsat.errors import FedsatError, TrainingError
+from fedsat.experiment import Run
 from fedsat.experiment.config import Config
-from fedsat.experiment.store import Shelf, StoredRun
+from fedsat.experiment.interrupt import STOPPED
+from fedsat.experiment.store import Shelf, StoredRun, identity
+from fedsat.report.tables import percent
 
 
 @dataclass(frozen=True)
@@ -37,47 +41,81 @@ class Outcome:
             raise FedsatError(f"{len(self.failures)} of {len(self.failures) + len(self.runs)} runs failed: {told}")
 
 
-def train(console: Console, config: Config, folder: Path, label: str | None = None, lines: int | None = None) -> None:
-    """Carry out one run under the user's eyes; `lines` limits what is printed where there is no live bar."""
-    prepared = experiment.prepare(config, folder)
+def train(console: Console, run: Run, label: str | None = None, lines: int | None = None) -> None:
+    """Carry out one run under the user's eyes; `lines` limits what is printed where there is no live bar.
+
+    One with a label is one of many, and nobody is to go on from it when it is done.
+    """
+    config = run.setup.config
     if label is None:
-        say(console, describe_setup(prepared))
-    for note in prepared.notes:
+        say(console, describe_setup(run))
+    for note in run.notes:
         say(console, f"note: {note}")
     try:
-        with Watcher(console, label or config.method, config.rounds, lines) as watcher:
-            experiment.carry_on(prepared, watcher)
-    except (KeyboardInterrupt, FedsatError):
-        say(console, f"{prepared.training.rounds} rounds are kept in {folder}")
+        with Watcher(console, label or config.method, run.training.rounds, config.rounds, lines) as watcher:
+            experiment.carry_on(run, watcher, for_more=label is None)
+    except (*STOPPED, FedsatError) as end:
+        if run.folder is not None and run.folder.path.is_dir():
+            again = label is None and run.checkpoints is not None and not isinstance(end, TrainingError)
+            hint = f"; fedsat resume {run.folder.path} goes on" if again else ""
+            say(console, f"{run.training.rounds} rounds are kept in {run.folder.path}{hint}")
         raise
 
 
-def carry_out(console: Console, jobs: Sequence[Job], shelf: Shelf) -> Outcome:
-    """Have every job's run: from the shelf, or trained now.
+def carry_out(console: Console, jobs: Sequence[Job], shelf: Shelf, processes: int = 1) -> Outcome:
+    """Have every job's run: from the shelf, or trained now, `processes` at a time.
 
     A training that diverges does not stop the others. Ctrl-C does; the same command then goes on where it was.
     """
     outcome = Outcome()
-    found = [shelf.find(job.config) for job in jobs]
-    done = sum(run is not None for run in found)
-    if done:
+    # Two jobs may ask for the same run.
+    wanted = {identity(job.config.table()): job for job in jobs if shelf.find(job.config) is None}
+    if done := sum(shelf.find(job.config) is not None for job in jobs):
         say(console, f"{done} of {len(jobs)} runs are done already")
-    for number, (job, run) in enumerate(zip(jobs, found, strict=True), start=1):
-        run = run or shelf.find(job.config)  # noqa: PLW2901 (two jobs may ask for the same run)
-        if run is not None:
-            outcome.runs.append(run)
-            continue
-        folder = shelf.place(job.label)
-        try:
-            train(console, job.config, folder, f"[{number}/{len(jobs)}] {job.label}", lines=3)
-            outcome.runs.append(shelf.add(folder))
-        except TrainingError as error:
-            outcome.failures[job.label] = str(error)
-            say(console, f"{job.label} failed: {error}")
-        except KeyboardInterrupt:
-            say(console, f"{len(outcome.runs)} of {len(jobs)} runs are done; the same command goes on from here")
-            raise
+    train_all = _one_by_one if processes == 1 else _side_by_side
+    try:
+        for label, folder, error in train_all(console, list(wanted.values()), shelf, processes):
+            if error is None:
+                shelf.add(folder)
+            else:
+                outcome.failures[label] = error
+                say(console, f"{label} failed: {error}")
+    except STOPPED:
+        done = sum(shelf.find(job.config) is not None for job in jobs)
+        say(console, f"{done} of {len(jobs)} runs are done; the same command goes on from here")
+        raise
+    outcome.runs = [run for job in jobs if (run := shelf.find(job.config)) is not None]
     return outcome
+
+
+Ended = Iterator[tuple[str, Path, str | None]]
+"""Runs as they end: the job's label, the folder, what went wrong."""
+
+
+def _one_by_one(console: Console, jobs: Sequence[Job], shelf: Shelf, _: int) -> Ended:
+    for number, job in enumerate(jobs, start=1):
+        run, folder, note = open_run(job.config, shelf.unfinished(job.config), shelf.place(job.label))
+        if note:
+            say(console, f"note: {note}; {job.label} begins anew")
+        error = None
+        try:
+            train(console, run, f"[{number}/{len(jobs)}] {job.label}", lines=3)
+        except TrainingError as failure:
+            error = str(failure)
+        yield job.label, folder, error
+
+
+def _side_by_side(console: Console, jobs: Sequence[Job], shelf: Shelf, processes: int) -> Ended:
+    tasks: dict[Path, Task] = {}
+    for job in jobs:
+        fresh = shelf.place(job.label, tasks)
+        tasks[fresh] = Task(job.label, job.config, shelf.unfinished(job.config), fresh)
+    for number, (label, folder, error) in enumerate(train_apart(list(tasks.values()), processes), start=1):
+        if error is None:
+            summary = StoredRun.read(folder).summary
+            came_to = f"accuracy {percent(summary['last_ten']['test_accuracy'])} in {summary['seconds']:.0f} s"
+            say(console, f"[{number}/{len(jobs)}] {label}  {came_to}")
+        yield label, folder, error
 
 
 def say(console: Console, text: str) -> None:

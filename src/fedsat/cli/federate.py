@@ -58,7 +58,7 @@ def federate(
     with tempfile.TemporaryDirectory(prefix="fedsat-") as work:
         federation = LocalFederation(Path(work), threads=max(1, (os.cpu_count() or 1) // nodes))
         try:
-            with federation, Watcher(console, config.method, config.rounds) as watcher:
+            with federation, Watcher(console, config.method, 0, config.rounds) as watcher:
                 start_nodes(federation, config)
                 process = submit(federation, config, terms, folder)
                 follow(process, folder, lambda line: _show(console, watcher, line, dataset.class_names))

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from fedsat.cli import data, federate, listing, paper, training
 from fedsat.errors import FedsatError, UsageError
+from fedsat.experiment.interrupt import Terminated
 from fedsat.version import __version__
 
 INTERRUPTED = 130
@@ -22,6 +23,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("run")(training.run)
+app.command("resume")(training.resume)
 app.command("compare")(training.compare)
 app.command("report")(training.report)
 app.command("federate")(federate.federate)
@@ -64,6 +66,9 @@ def _carry_out(arguments: list[str], debug: bool) -> int:
     except (KeyboardInterrupt, typer.Abort):
         _say("stopped")
         return INTERRUPTED
+    except Terminated as stop:
+        _say("stopped")
+        return int(stop.code or 0)
     except Exception as error:
         if hasattr(error, "format_message"):  # a wrong use of the command line: click's error, or newer typers' own
             _say(" ".join(error.format_message().split()) + " (--help shows what there is)")

@@ -22,6 +22,8 @@ PARTITION_OPTIONS = {
 """Options of the partition that have a flag of their own."""
 
 
+AtOnce = Annotated[int, typer.Option("--jobs", help="runs carried out at once, each in a process of its own", min=1)]
+
 METAVARS = {int: "N", float: "NUMBER", str: "NAME"}
 
 

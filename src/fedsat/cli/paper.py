@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
 
@@ -13,13 +14,15 @@ from rich.table import Table
 from rich.text import Text
 
 from fedsat.cli.batch import Job, carry_out, say
-from fedsat.cli.options import read_settings
+from fedsat.cli.options import AtOnce, read_settings
 from fedsat.errors import UsageError, unknown
+from fedsat.experiment.record import speaking_of, write_whole
 from fedsat.experiment.store import ONLY_HOW, Shelf
 from fedsat.paper import SCALES, STUDIES, Study, find
 from fedsat.paper.document import spread, write_document
 from fedsat.paper.results import Result, add_results, read_results, results_file, results_of
 from fedsat.paper.studies import ROUNDS, cells, configure, select
+from fedsat.paper.variants import best_variants, tuned_text
 from fedsat.paper.verdict import Entry, compare, missing, verdict_lines
 
 app = typer.Typer(help="The paper's tables and figures: run them, and see ours beside its.", rich_markup_mode=None)
@@ -30,6 +33,7 @@ Only = Annotated[
     str | None,
     typer.Option(help="cells to take, such as dataset=mnist,model=lenet5,method=fedavg,fedsat", show_default=False),
 ]
+TUNED = Path(str(files("fedsat.paper") / "tuned.toml"))
 CHECKPOINTS = (1, 10, 20, 50, 100, 200, 400)
 """The rounds at which curves are told in a table."""
 
@@ -66,6 +70,7 @@ def run(
         list[str] | None,
         typer.Option("--set", help="any other setting, such as augment=crop-flip", metavar="KEY=VALUE"),
     ] = None,
+    at_once: AtOnce = 1,
     out: Annotated[Path, typer.Option(help="folder of the runs, shared by all tables and figures")] = Path(
         "runs/paper"
     ),
@@ -87,7 +92,7 @@ def run(
     jobs = [Job(_run_name(config.table(), config.method), config) for _, config in chosen]
     shelf, path = Shelf(out), results_file(results or (out if scale == "smoke" else Path("results")), study, scale)
     try:
-        outcome = carry_out(console, jobs, shelf)
+        outcome = carry_out(console, jobs, shelf, at_once)
     finally:
         # Interrupted or not, what is done is kept.
         extra = ", ".join(f"{key}={value}" for key, value in settings if key not in ONLY_HOW)
@@ -119,6 +124,25 @@ def show(
     say(console, f"{study.name}, {used}: {len(cells(study)) - absent} of {len(cells(study))} cells are done")
     if used == "smoke":
         say(console, "smoke is on other data with small networks: nothing here can be compared with the paper")
+
+
+@app.command("tune")
+def tune(
+    results: Results = Path("results"),
+    out: Annotated[Path, typer.Option(help="the file of choices")] = TUNED,
+) -> None:
+    """Choose each baseline's options from the kept results of `fedsat paper run tuning`."""
+    found = [line for scale in reversed(SCALES) for line in read_results(results_file(results, find("tuning"), scale))]
+    chosen = best_variants(found)
+    if not chosen:
+        raise UsageError(f"{results} has no results of tuning; make them with: fedsat paper run tuning --seed 1000")
+    with speaking_of(out):
+        write_whole(out, tuned_text(chosen).encode())
+    for dataset, methods in chosen.items():
+        for method, options in methods.items():
+            words = ", ".join(f"{key}={value}" for key, value in options.items())
+            say(Console(), f"{dataset}  {method}  {words}")
+    say(Console(), f"choices: {out}")
 
 
 @app.command("write")

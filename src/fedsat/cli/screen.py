@@ -19,8 +19,8 @@ class Watcher:
     Where there is no live bar, `lines` limits how many lines a run prints; without it every round has one.
     """
 
-    def __init__(self, console: Console, label: str, rounds: int, lines: int | None = None) -> None:
-        self._console, self._label, self._rounds = console, label, rounds
+    def __init__(self, console: Console, label: str, played: int, rounds: int, lines: int | None = None) -> None:
+        self._console, self._label, self._played, self._rounds = console, label, played, rounds
         self._every = max(1, rounds // lines) if lines else 1
         self._progress: Progress | None = None
         self._task: TaskID | None = None
@@ -38,7 +38,7 @@ class Watcher:
                 TimeRemainingColumn(),
                 console=self._console,
             )
-            self._task = self._progress.add_task(self._label, total=self._rounds, seen="")
+            self._task = self._progress.add_task(self._label, completed=self._played, total=self._rounds, seen="")
             self._progress.start()
         return self
 

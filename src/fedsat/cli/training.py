@@ -1,4 +1,4 @@
-"""`fedsat run`, `fedsat compare` and `fedsat report`."""
+"""`fedsat run`, `fedsat resume`, `fedsat compare` and `fedsat report`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from fedsat import experiment
 from fedsat.algorithms import algorithms
 from fedsat.cli.batch import Job, carry_out, say, train
-from fedsat.cli.options import configured, split_setting
+from fedsat.cli.options import AtOnce, configured, split_setting
 from fedsat.errors import UsageError, unknown
+from fedsat.experiment import Run
 from fedsat.experiment.config import Config, method_parts, override, parse_values, setting_names
 from fedsat.experiment.record import free_folder
 from fedsat.experiment.store import Shelf, StoredRun, file_name
@@ -32,7 +34,21 @@ def run(table: dict[str, Any], out: Out = None) -> None:
     """Train one federation and show what it learned."""
     console, config = Console(), Config.of(table)
     folder = out or free_folder(Path("runs"), folder_name(config, f"{config.method}-seed{config.seed}"))
-    train(console, config, folder)
+    _carry_out(console, experiment.prepare(config, folder), folder)
+
+
+def resume(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="the run's folder", show_default=False)],
+    rounds: Annotated[
+        int | None, typer.Option(help="rounds to play in all [as the run has it]", min=1, show_default=False)
+    ] = None,
+) -> None:
+    """Go on with a run from its last checkpoint, as if it had never stopped, or to more rounds."""
+    _carry_out(Console(), experiment.take_up(folder, rounds), folder)
+
+
+def _carry_out(console: Console, prepared: Run, folder: Path) -> None:
+    train(console, prepared)
     console.print(run_table(StoredRun.read(folder)))
     say(console, f"files: {folder}")
 
@@ -56,16 +72,18 @@ def compare(
         float | None,
         typer.Option(help="accuracy in per cent; shows the rounds until it is held", min=0, max=100, metavar="NUMBER"),
     ] = None,
+    at_once: AtOnce = 1,
     out: Out = None,
 ) -> None:
     """Train the same federation with several methods and show them side by side.
 
-    Runs that OUT has already are not repeated, so an interrupted comparison goes on, and methods or seeds can be added.
+    Runs that OUT has already are not repeated and begun ones go on from their last checkpoint, so a comparison can be
+    interrupted, and methods or seeds can be added.
     """
     console = Console()
     jobs = _jobs(table, algorithms_, seeds, grid or [])
     folder = out or Path("runs") / folder_name(jobs[0].config, "compare")
-    outcome = carry_out(console, jobs, Shelf(folder))
+    outcome = carry_out(console, jobs, Shelf(folder), at_once)
     groups = group_runs(outcome.runs)
     if groups:
         from fedsat.report.page import write_page  # noqa: PLC0415 (not needed to train)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
+from fedsat import lock
 from fedsat.data.catalog import Arrays, info
+from fedsat.data.npy import read_npy
 from fedsat.errors import DataError
 
 
@@ -35,9 +36,9 @@ def read(name: str) -> Arrays:
     """A fetched dataset, checked to the last bit."""
     folder = cache_folder() / name
     try:
-        arrays = Arrays(*(np.load(folder / f"{field}.npy", allow_pickle=False) for field in Arrays._fields))
+        arrays = Arrays(*(read_npy(folder / f"{field}.npy") for field in Arrays._fields))
         return info(name).verify(arrays, str(folder))
-    except (DataError, OSError, ValueError, EOFError) as error:
+    except (DataError, OSError, ValueError) as error:
         raise DataError(
             f"the stored {name} is damaged ({error}); delete {folder} and run `fedsat data get {name}`"
         ) from error
@@ -70,9 +71,9 @@ def locked(name: str, waiting: Callable[[], None]) -> Iterator[None]:
     with _writable(root):
         file = (root / f".{name}.lock").open("a+b")
     with file:
-        if not _lock(file.fileno(), wait=False):
+        if not lock.take(file.fileno(), wait=False):
             waiting()
-            _lock(file.fileno(), wait=True)
+            lock.take(file.fileno(), wait=True)
         yield
 
 
@@ -83,27 +84,3 @@ def _writable(root: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise DataError(f"cannot write to the cache {root} ({error}); set FEDSAT_DATA to another folder") from error
-
-
-if sys.platform == "win32":
-    import msvcrt
-
-    def _lock(handle: int, *, wait: bool) -> bool:
-        while True:  # LK_LOCK itself gives up after ten seconds
-            try:
-                msvcrt.locking(handle, msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK, 1)
-            except OSError:
-                if not wait:
-                    return False
-            else:
-                return True
-
-else:
-    import fcntl
-
-    def _lock(handle: int, *, wait: bool) -> bool:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -85,6 +86,15 @@ class Federation:
         cell = owner * self.dataset.classes + self.dataset.train.labels[self.order]
         cells = self.clients * self.dataset.classes
         return np.bincount(cell, minlength=cells).reshape(self.clients, self.dataset.classes).astype(np.int64)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A checksum of who holds which samples, and of all labels: other data or another division have another."""
+        parts = (self.order, self.offsets, self.dataset.train.labels, self.dataset.test.labels)
+        digest = hashlib.sha256(repr([self.dataset.class_names, self.dataset.train.images.shape]).encode())
+        for part in parts:
+            digest.update(np.ascontiguousarray(part).data)
+        return digest.hexdigest()
 
     def indices(self, client: int) -> Indices:
         """The training samples of a client (a view, not to be written to)."""

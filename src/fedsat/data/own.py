@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsat.data.datasets import Dataset, Split, whole_labels
+from fedsat.data.npy import read_npy
 from fedsat.errors import DataError, UsageError
 from fedsat.sampling import Indices, generator
 
@@ -88,14 +91,11 @@ def _read_split(folder: Path, images: str, labels: str) -> Split:
 
 def _read_npy(path: Path) -> NDArray[Any]:
     try:
-        array = np.load(path, allow_pickle=False)
+        return read_npy(path)
     except FileNotFoundError as error:
         raise DataError(f"{path} is missing") from error
-    except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{path}: not a readable .npy file ({error})") from error
-    if not isinstance(array, np.ndarray):
-        raise DataError(f"{path}: expected one array as numpy.save writes it, found an .npz archive")
-    return array
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: {error}") from error
 
 
 def _channels_first(images: NDArray[Any], path: Path) -> NDArray[Any]:
@@ -174,7 +174,7 @@ def _decode_one(path: Path, image_size: int | None) -> NDArray[np.uint8]:
     from PIL import Image  # noqa: PLC0415 (only for image files)
 
     try:
-        with Image.open(path) as picture:
+        with quiet_pillow(), Image.open(path) as picture:
             if picture.mode.startswith(("I", "F")):
                 raise DataError(f"{path}: more than 8 bits a channel; save it as 8-bit, or use images.npy")
             converted = picture.convert("L" if picture.mode in ("1", "L", "LA") else "RGB")
@@ -183,3 +183,11 @@ def _decode_one(path: Path, image_size: int | None) -> NDArray[np.uint8]:
             return np.asarray(converted)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise DataError(f"{path}: not a readable image ({error})") from error
+
+
+@contextmanager
+def quiet_pillow() -> Iterator[None]:
+    """Keep Pillow's warnings from the terminal: it warns of odd tags in good pictures, and refuses bad ones."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

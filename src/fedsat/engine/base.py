@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from fedsat.algorithms import Algorithm, Batch, Model, Network, Server, Updates
 from fedsat.data import Federation
-from fedsat.engine.evaluate import count_and_loss, evaluate
+from fedsat.engine.capacity import evaluation_batch
+from fedsat.engine.evaluate import Counter
 from fedsat.engine.examples import Examples
 from fedsat.engine.local import LocalTraining
 from fedsat.engine.network import initial_weights
@@ -50,6 +51,13 @@ class BaseEngine:
         dataset = federation.dataset
         self.train_examples = Examples(dataset.train, dataset, device, dtype)
         self.test_examples = Examples(dataset.test, dataset, device, dtype)
+        self.train_counter = self.counter(self.train_examples, module)
+        self.test_counter = self.counter(self.test_examples, module)
+
+    def counter(self, examples: Examples, module: nn.Module) -> Counter:
+        """What evaluates a model on some examples."""
+        shape, classes = self.federation.dataset.input_shape, self.federation.dataset.classes
+        return Counter(self.network, examples, classes, evaluation_batch(module, shape, self.device))
 
     @property
     def clients(self) -> int:
@@ -100,22 +108,14 @@ class BaseEngine:
         """Confusion matrices of one model (client axis of length one) on each node's samples, [nodes, m, m]."""
         held = [self.federation.indices(node) for node in nodes.tolist()]
         owners = np.repeat(np.arange(len(nodes)), [len(indices) for indices in held])
+        indices = torch.from_numpy(np.concatenate(held)).to(self.device)
         with tuned_kernels():
-            counts, _ = count_and_loss(
-                self.network,
-                model,
-                self.train_examples,
-                torch.from_numpy(np.concatenate(held)).to(self.device),
-                torch.from_numpy(owners).to(self.device),
-                len(nodes),
-                self.federation.dataset.classes,
-            )
-        return counts
+            return self.train_counter.count(model, indices, torch.from_numpy(owners).to(self.device), len(nodes)).counts
 
     def evaluate(self, model: Model) -> Evaluation:
         """The global model on the test set."""
         with tuned_kernels():
-            return evaluate(self.network, model, self.test_examples, self.federation.dataset.classes)
+            return self.test_counter.evaluate(model)
 
     def assess(self, models: Sequence[Model], client_accuracy: ClientAccuracy) -> list[Assessment]:
         """Global models on the test set, and every client's accuracy with each."""

@@ -13,6 +13,15 @@ COPIES = 10
 MOST = {"cpu": 64, "cuda": 128}
 """More lanes than these gain nothing: a CPU's caches are full, a GPU is busy."""
 
+CACHED = {"cpu": 1 << 22, "cuda": 1 << 29}
+"""Numbers that an evaluation may have in all layers' outputs together: what goes through a device's caches well."""
+
+
+def evaluation_batch(module: nn.Module, shape: tuple[int, ...], device: torch.device) -> int:
+    """Samples to evaluate together: a power of two between 256 and 4096."""
+    wanted = CACHED[device.type] // activations(module, shape)
+    return 1 << max(8, min(12, wanted.bit_length() - 1))
+
 
 def lanes_that_fit(module: nn.Module, shape: tuple[int, ...], batch_size: int, device: torch.device) -> int:
     """Clients that can train side by side in half of the memory that is free."""

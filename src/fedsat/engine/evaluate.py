@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -9,41 +11,97 @@ from fedsat.algorithms import Model, Network
 from fedsat.algorithms.objective import cross_entropy
 from fedsat.engine.examples import Examples
 from fedsat.metrics import Evaluation
-from fedsat.tree import expand
-
-BATCH = {"cpu": 256, "cuda": 1024}
-"""Samples evaluated together: what fits a CPU's caches, what fills a GPU."""
+from fedsat.tree import expand, tree_map, write
 
 
-@torch.inference_mode()
-def count_and_loss(
-    network: Network, model: Model, examples: Examples, indices: Tensor, owners: Tensor, groups: int, classes: int
-) -> tuple[Tensor, Tensor]:
-    """One model (client axis of length one) on the samples at `indices`.
+@dataclass(frozen=True)
+class Tally:
+    """Confusion matrices of groups of samples, [groups, m, m], and the sum of all samples' losses."""
 
-    Returns a confusion matrix for each group, [groups, m, m] (`owners` says which group a sample belongs to), and
-    the mean loss over all samples.
-    """
-    size = BATCH[indices.device.type]
-    if indices.is_cuda:  # batches of one size: kernels are chosen once. What fills up goes to a group of its own.
-        room = -len(indices) % size
+    counts: Tensor
+    loss: Tensor
+
+    @staticmethod
+    def empty(groups: int, classes: int, device: torch.device) -> Tally:
+        """Nothing counted yet."""
+        counts = torch.zeros(groups, classes, classes, dtype=torch.int64, device=device)
+        return Tally(counts, torch.zeros((), dtype=torch.float64, device=device))
+
+    @property
+    def mean_loss(self) -> float:
+        """The mean loss of the samples counted."""
+        return float(self.loss / self.counts.sum())
+
+
+class Counter:
+    """Counts what a network predicts on the samples of a split, `batch` of them at a time."""
+
+    def __init__(self, network: Network, examples: Examples, classes: int, batch: int) -> None:
+        self.network, self.examples, self.classes, self.batch = network, examples, classes, batch
+
+    @torch.inference_mode()
+    def count(self, model: Model, indices: Tensor, owners: Tensor, groups: int) -> Tally:
+        """One model (client axis of length one) on the samples at `indices`; `owners` says which group each is in."""
+        tally = Tally.empty(groups, self.classes, indices.device)
+        for part, owner in zip(torch.split(indices, self.batch), torch.split(owners, self.batch), strict=True):
+            self._add(tally, model, part, owner)
+        return tally
+
+    def evaluate(self, model: Model) -> Evaluation:
+        """A model without client axis on all samples."""
+        indices = torch.arange(len(self.examples), device=self.examples.labels.device)
+        alone = Model(expand(model.params, 1), expand(model.buffers, 1))
+        tally = self.count(alone, indices, torch.zeros_like(indices), 1)
+        return Evaluation(tally.counts[0].cpu().numpy(), tally.mean_loss)
+
+    def _add(self, tally: Tally, model: Model, part: Tensor, owner: Tensor) -> None:
+        """Count one batch; a sample without a group (-1) does not count."""
+        labels, counted = self.examples.labels[part], owner >= 0
+        logits = self.network(model.params, model.buffers, self.examples.inputs(part).unsqueeze(0)).logits[0]
+        cells = (owner.clamp(min=0) * self.classes + labels) * self.classes + logits.argmax(-1)
+        tally.counts.view(-1).scatter_add_(0, cells, counted.to(torch.int64))
+        tally.loss.add_(torch.where(counted, cross_entropy(logits, labels), 0).sum(dtype=torch.float64))
+
+
+class GraphedCounter(Counter):
+    """The same on a GPU, where a batch is recorded as a graph: small networks would spend most of a pass on
+    starting their kernels one by one."""
+
+    def __init__(self, network: Network, examples: Examples, classes: int, batch: int) -> None:
+        super().__init__(network, examples, classes, batch)
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    @torch.inference_mode()
+    def count(self, model: Model, indices: Tensor, owners: Tensor, groups: int) -> Tally:
+        """See `Counter`. The last batch is filled up with samples that do not count."""
+        if self._graph is None or groups > len(self._tally.counts):
+            self._record(model, groups, indices.device)
+        assert self._graph is not None
+        write(self._model.params, model.params)
+        write(self._model.buffers, model.buffers)
+        self._tally.counts.zero_()
+        self._tally.loss.zero_()
+        room = -len(indices) % self.batch
         indices = torch.cat([indices, indices.new_zeros(room)])
-        owners = torch.cat([owners, owners.new_full((room,), groups)])
-    counts = torch.zeros((groups + 1) * classes * classes, dtype=torch.int64, device=indices.device)
-    total = torch.zeros((), dtype=torch.float64, device=indices.device)
-    for part, owner in zip(torch.split(indices, size), torch.split(owners, size), strict=True):
-        labels = examples.labels[part]
-        logits = network(model.params, model.buffers, examples.inputs(part).unsqueeze(0)).logits[0]
-        cells = (owner * classes + labels) * classes + logits.argmax(-1)
-        counts.scatter_add_(0, cells, torch.ones_like(cells))
-        total += (cross_entropy(logits, labels) * (owner < groups)).sum(dtype=torch.float64)
-    matrices = counts.view(groups + 1, classes, classes)[:groups]
-    return matrices, total / matrices.sum()
+        owners = torch.cat([owners, owners.new_full((room,), -1)])
+        for part, owner in zip(torch.split(indices, self.batch), torch.split(owners, self.batch), strict=True):
+            self._part.copy_(part)
+            self._owner.copy_(owner)
+            self._graph.replay()
+        return Tally(self._tally.counts[:groups].clone(), self._tally.loss.clone())
 
-
-def evaluate(network: Network, model: Model, examples: Examples, classes: int) -> Evaluation:
-    """A model without client axis on all of `examples`."""
-    indices = torch.arange(len(examples), device=examples.labels.device)
-    stacked = Model(expand(model.params, 1), expand(model.buffers, 1))
-    counts, loss = count_and_loss(network, stacked, examples, indices, torch.zeros_like(indices), 1, classes)
-    return Evaluation(counts[0].cpu().numpy(), float(loss))
+    def _record(self, model: Model, groups: int, device: torch.device) -> None:
+        """Record one batch, after a few that let torch choose its kernels."""
+        self._model = Model(tree_map(torch.clone, model.params), tree_map(torch.clone, model.buffers))
+        self._tally = Tally.empty(groups, self.classes, device)
+        self._part = torch.zeros(self.batch, dtype=torch.int64, device=device)
+        self._owner = torch.full_like(self._part, -1)
+        side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                self._add(self._tally, self._model, self._part, self._owner)
+        torch.cuda.current_stream(device).wait_stream(side)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._add(self._tally, self._model, self._part, self._owner)

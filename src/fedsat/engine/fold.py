@@ -74,11 +74,14 @@ class FoldedConv2d(nn.Conv2d):
     """A convolution for [B, S·in, H, W] with weights [S, out, in, k, k], as one grouped convolution."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """[B, S·out, H′, W′]; in bf16 on a GPU by a kernel of our own, unless a single client is evaluated."""
-        ours = input.is_cuda and torch.is_autocast_enabled("cuda") and (self.training or len(self.weight) > 1)
+        """[B, S·out, H′, W′]; on a GPU by a kernel of our own, unless a single client is evaluated."""
+        kind = torch.bfloat16 if torch.is_autocast_enabled(input.device.type) else input.dtype
+        # In float32 cuDNN is the faster one where channels are many.
+        suited = kind == torch.bfloat16 or (kind == torch.float32 and min(self.in_channels, self.out_channels) <= 32)
+        ours = input.is_cuda and suited and (self.training or len(self.weight) > 1)
         ours = ours and max(input.numel(), len(input) * self.weight[..., 0, 0, 0].numel() * input[0, 0].numel()) < 2**31
         if ours and self._plain() and (kernels := triton_conv()):
-            out: Tensor = kernels.StackedConvolution.apply(input, self.weight, self.stride[0], self.padding[0])
+            out: Tensor = kernels.StackedConvolution.apply(input, self.weight, self.stride[0], self.padding[0], kind)
             return out if self.bias is None else out + self.bias.to(out.dtype).view(1, -1, 1, 1)
         return _grouped(functional.conv2d, self, input)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedsat.engine.base import BaseEngine
 from fedsat.engine.lanes import Stretch
 from fedsat.engine.steps import Lanes, Plan, StackedNetwork, advance, stepping_task
-from fedsat.tree import State, Tree, tree_map
+from fedsat.tree import State, Tree, tree_map, write
 
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 """Numbers of lanes that get a graph. A width in between uses the next larger: closed lanes then compute in vain,
@@ -37,10 +37,10 @@ class GraphedSteps:
         if self._plan is None or not _fits(plan, self._plan):
             self._forget()
             self._plan = _roomy(plan)
-        _copy(self._plan.start.params, plan.start.params)
-        _copy(self._plan.start.buffers, plan.start.buffers)
+        write(self._plan.start.params, plan.start.params)
+        write(self._plan.start.buffers, plan.start.buffers)
         for name, tree in plan.received.items():
-            _copy(self._plan.received[name], tree)
+            write(self._plan.received[name], tree)
         steps, lanes = plan.table.shape[:2]
         self._plan.table[:steps, :lanes].copy_(plan.table)
         if plan.crops is not None and self._plan.crops is not None:
@@ -67,6 +67,7 @@ class GraphedSteps:
 
     def _forget(self) -> None:
         self._graphs, self._lanes, self._plan = {}, None, None
+        self._pool = torch.cuda.graph_pool_handle()  # a pool ends with the last of its graphs
 
     def _graph(self, width: int, padded: bool) -> torch.cuda.CUDAGraph:
         if (width, padded) not in self._graphs:
@@ -150,10 +151,5 @@ def hand_over(into: State, trees: State) -> None:
 
     staged = {name: tree_map(apart, tree, into[name]) for name, tree in trees.items()}
     for name, tree in staged.items():
-        _copy(into[name], tree)
-
-
-def _copy(into: Tree, tree: Tree) -> None:
-    for name, tensor in tree.items():
-        if tensor.data_ptr() != into[name].data_ptr():
-            into[name].copy_(tensor)
+        moved = {key: tensor for key, tensor in tree.items() if tensor.data_ptr() != into[name][key].data_ptr()}
+        write({key: into[name][key] for key in moved}, moved)

@@ -90,12 +90,13 @@ def check_finite(trained: TrainedRound, round_number: int) -> None:
     updates, meters = trained.updates, trained.meters
     sent = [updates.model.params, updates.model.buffers, *updates.uploads.values()]
     finite = [torch.isfinite(tensor).reshape(len(tensor), -1).all(1) for tree in sent for tensor in tree.values()]
-    fine = (meters["bad"] <= 0) & torch.stack(finite).all(0)
+    fine = (meters["bad"] <= 0) & torch.isfinite(meters["loss"]) & torch.stack(finite).all(0)
     if bool(fine.all()):
         return
     place = int(torch.nonzero(~fine)[0])
     step, steps = int(meters["bad"][place]), int(updates.steps[place])
-    what = f"step {step} of {steps}: the loss" if step > 0 else f"after {steps} steps: a number it sends"
+    summed = f"after {steps} steps: the sum of its losses or a number it sends"
+    what = f"step {step} of {steps}: the loss" if step > 0 else summed
     raise TrainingError(
         f"round {round_number}, client {int(updates.clients[place])}, {what} is not finite; "
         f"a smaller --lr (now {updates.lr:g}) or a look at the client's data may help"

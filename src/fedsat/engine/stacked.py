@@ -18,7 +18,8 @@ from fedsat.algorithms import Algorithm, Batch, LocalResult, Model, Server, Task
 from fedsat.data import Federation
 from fedsat.engine.base import BaseEngine, tuned_kernels
 from fedsat.engine.capacity import lanes_that_fit
-from fedsat.engine.examples import PAD
+from fedsat.engine.evaluate import Counter, GraphedCounter
+from fedsat.engine.examples import PAD, Examples
 from fedsat.engine.graphs import GraphedSteps
 from fedsat.engine.lanes import Seat, batch_rows, lane_table, seat_clients, stretches
 from fedsat.engine.local import LocalTraining, TrainedRound, check_finite, new_meters
@@ -48,6 +49,13 @@ class StackedEngine(BaseEngine):
         fitting = lanes_that_fit(module, federation.dataset.input_shape, training.batch_size, device)
         self.lanes = lanes or fitting
         self._graphed = GraphedSteps(self, network) if device.type == "cuda" else None
+
+    def counter(self, examples: Examples, module: nn.Module) -> Counter:
+        """What evaluates a model on some examples: a recorded graph on a GPU."""
+        plain = super().counter(examples, module)
+        if self.device.type != "cuda":
+            return plain
+        return GraphedCounter(plain.network, plain.examples, plain.classes, plain.batch)
 
     def train(self, server: Server, clients: Indices, states: dict[int, State], round_number: int) -> TrainedRound:
         """Local training of the called clients, side by side."""

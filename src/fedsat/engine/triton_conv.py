@@ -1,8 +1,9 @@
 """A convolution of many clients at once as one Triton kernel for each direction.
 
 cuDNN runs a grouped convolution of a few large groups group by group, with copies before and after. Here each
-direction is one implicit matrix product over all clients, in bf16 on the tensor cores with float32 sums, and
-reads and writes the folded channels-last layout as it stands: x[b, h, w, s·C + c].
+direction is one implicit matrix product over all clients, on the tensor cores with float32 sums, and reads and
+writes the folded channels-last layout as it stands: x[b, h, w, s·C + c]. The factors are bf16 or float32; float32
+is rounded to TF32 where torch lets cuDNN do so (torch.backends.cudnn.allow_tf32, its default).
 """
 
 from __future__ import annotations
@@ -16,6 +17,45 @@ from torch import Tensor
 
 PROCESSORS = 132
 """Multiprocessors of a Hopper GPU: with fewer programs than this, smaller tiles or a split keep all of them busy."""
+
+FEW = 16
+"""Channels fewer than the tensor cores take at a time: then a product goes over pairs of tap and channel."""
+
+
+@triton.jit
+def _pixels(
+    image,
+    place,
+    channel,
+    down,
+    right,
+    valid,
+    in_height,
+    in_width,
+    out_height,
+    out_width,
+    image_channels,
+    STRIDE: tl.constexpr,
+    PAD: tl.constexpr,
+    TRANSPOSED: tl.constexpr,
+):
+    """image[the pixel that output `place` sees under the tap (down, right), channel], 0 outside of the picture.
+
+    TRANSPOSED takes the pixel from which a strided convolution would have reached `place`: the gradient of the input.
+    """
+    sample = place // (out_height * out_width)
+    row = (place // out_width) % out_height
+    across = place % out_width
+    if TRANSPOSED:
+        above, left = row + PAD - down, across + PAD - right
+        source_row, source_column = above // STRIDE, left // STRIDE
+        inside = (above >= 0) & (left >= 0) & (above % STRIDE == 0) & (left % STRIDE == 0)
+    else:
+        source_row, source_column = row * STRIDE - PAD + down, across * STRIDE - PAD + right
+        inside = (source_row >= 0) & (source_column >= 0)
+    inside = inside & (source_row < in_height) & (source_column < in_width)
+    base = ((sample * in_height + source_row) * in_width + source_column) * image_channels
+    return tl.load(image + base + channel, mask=inside & valid, other=0.0)
 
 
 @triton.jit
@@ -38,47 +78,46 @@ def _gather_product(
     STRIDE: tl.constexpr,
     PAD: tl.constexpr,
     TRANSPOSED: tl.constexpr,
+    NARROW: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     """out[p, s·O + o] = Σ_{kh, kw, c} image[pixel of p under (kh, kw), s·C + c] · weights[s, kh, kw][c, o].
 
-    TRANSPOSED reads the pixel from which a strided convolution would have reached p: the gradient of the input.
+    The sum goes tap by tap; where channels are few (NARROW), over all pairs of tap and channel in one go.
     """
     client = tl.program_id(2)
     place = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inner = tl.arange(0, DEPTH)
-    sample = place // (out_height * out_width)
-    row = (place // out_width) % out_height
-    across = place % out_width
+    own = weights + client * KERNEL * KERNEL * depth * outputs
     total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
-    for tap in range(KERNEL * KERNEL):
-        down, right = tap // KERNEL, tap % KERNEL
-        if TRANSPOSED:
-            above, left = row + PAD - down, across + PAD - right
-            source_row, source_column = above // STRIDE, left // STRIDE
-            inside = (above >= 0) & (left >= 0) & (above % STRIDE == 0) & (left % STRIDE == 0)
-        else:
-            source_row, source_column = row * STRIDE - PAD + down, across * STRIDE - PAD + right
-            inside = (source_row >= 0) & (source_column >= 0)
-        inside = inside & (source_row < in_height) & (source_column < in_width) & (place < pixels)
-        base = ((sample * in_height + source_row) * in_width + source_column) * image_channels + client * depth
-        for first in range(0, depth, DEPTH):
-            channel = first + inner
-            a = tl.load(
-                image + base[:, None] + channel[None, :], mask=inside[:, None] & (channel < depth)[None, :], other=0.0
-            )
+    for block in range(1 if NARROW else KERNEL * KERNEL):
+        for first in range(0, KERNEL * KERNEL * depth if NARROW else depth, DEPTH):
+            if NARROW:
+                tap, channel = (first + inner) // depth, (first + inner) % depth
+                a = _pixels(
+                    image + client * depth, place[:, None], channel[None, :], (tap // KERNEL)[None, :],
+                    (tap % KERNEL)[None, :], (place < pixels)[:, None] & (tap < KERNEL * KERNEL)[None, :], in_height,
+                    in_width, out_height, out_width, image_channels, STRIDE, PAD, TRANSPOSED,
+                )  # fmt: skip
+                behind = tap[:, None] * depth * outputs + channel[:, None] * depth_stride
+                there = (tap < KERNEL * KERNEL)[:, None]
+            else:
+                channel = first + inner
+                a = _pixels(
+                    image + client * depth, place[:, None], channel[None, :], block // KERNEL, block % KERNEL,
+                    (place < pixels)[:, None] & (channel < depth)[None, :], in_height, in_width, out_height, out_width,
+                    image_channels, STRIDE, PAD, TRANSPOSED,
+                )  # fmt: skip
+                behind = block * depth * outputs + channel[:, None] * depth_stride
+                there = (channel < depth)[:, None]
             b = tl.load(
-                weights
-                + (client * KERNEL * KERNEL + tap) * depth * outputs
-                + channel[:, None] * depth_stride
-                + column[None, :] * output_stride,
-                mask=(channel < depth)[:, None] & (column < outputs)[None, :],
-                other=0.0,
+                own + behind + column[None, :] * output_stride, mask=there & (column < outputs)[None, :], other=0.0
             )
-            total = tl.dot(a, b, total)
+            total = tl.dot(a, b, total, input_precision=PRECISION)
     target = out + place[:, None] * out_channels + client * outputs + column[None, :]
     tl.store(target, total.to(out.dtype.element_ty), mask=(place < pixels)[:, None] & (column < outputs)[None, :])
 
@@ -101,44 +140,50 @@ def _weight_product(
     KERNEL: tl.constexpr,
     STRIDE: tl.constexpr,
     PAD: tl.constexpr,
+    NARROW: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
     SPLIT: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     """out[part, s, kh, kw, c, o] = Σ_p image[pixel of p under (kh, kw), s·C + c] · slope[p, s·O + o].
 
-    Each part sums over its own share of the pixels: parts are added up afterwards, always in the same order.
+    Each part sums over its own share of the pixels: parts are added up afterwards, always in the same order. A
+    program has some channels of one tap; where channels are few (NARROW), some pairs of tap and channel.
     """
     clients = tl.num_programs(2) // SPLIT
     client = tl.program_id(2) % clients
     part = tl.program_id(2) // clients
-    blocks = tl.cdiv(inputs, ROWS)
-    tap = tl.program_id(0) // blocks
-    channel = (tl.program_id(0) % blocks) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    down, right = tap // KERNEL, tap % KERNEL
+    if NARROW:
+        pair = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+        tap, channel = pair // inputs, pair % inputs
+        there = pair < KERNEL * KERNEL * inputs
+        down, right = (tap // KERNEL)[:, None], (tap % KERNEL)[:, None]
+    else:
+        blocks = tl.cdiv(inputs, ROWS)
+        tap = tl.program_id(0) // blocks
+        channel = (tl.program_id(0) % blocks) * ROWS + tl.arange(0, ROWS)
+        there = channel < inputs
+        down, right = tap // KERNEL, tap % KERNEL
     total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
     for first in range(0, share, DEPTH):
         place = part * share + first + tl.arange(0, DEPTH)
-        sample = place // (out_height * out_width)
-        source_row = ((place // out_width) % out_height) * STRIDE - PAD + down
-        source_column = (place % out_width) * STRIDE - PAD + right
-        inside = (source_row >= 0) & (source_row < in_height) & (source_column >= 0) & (source_column < in_width)
-        inside = inside & (place < pixels)
-        base = ((sample * in_height + source_row) * in_width + source_column) * image_channels + client * inputs
-        a = tl.load(
-            image + base[None, :] + channel[:, None], mask=inside[None, :] & (channel < inputs)[:, None], other=0.0
-        )
+        a = _pixels(
+            image + client * inputs, place[None, :], channel[:, None], down, right,
+            (place < pixels)[None, :] & there[:, None], in_height, in_width, out_height, out_width, image_channels,
+            STRIDE, PAD, False,
+        )  # fmt: skip
         b = tl.load(
             slope + place[:, None] * slope_channels + client * outputs + column[None, :],
             mask=(place < pixels)[:, None] & (column < outputs)[None, :],
             other=0.0,
         )
-        total = tl.dot(a, b, total)
-    slot = (part * clients + client) * KERNEL * KERNEL + tap
-    target = out + (slot * inputs + channel[:, None]) * outputs + column[None, :]
-    tl.store(target, total, mask=(channel < inputs)[:, None] & (column < outputs)[None, :])
+        total = tl.dot(a, b, total, input_precision=PRECISION)
+    slot = ((part * clients + client) * KERNEL * KERNEL + tap) * inputs + channel
+    target = out + slot[:, None] * outputs + column[None, :]
+    tl.store(target, total, mask=there[:, None] & (column < outputs)[None, :])
 
 
 def _block(channels: int, most: int = 64) -> int:
@@ -146,17 +191,22 @@ def _block(channels: int, most: int = 64) -> int:
     return max(16, min(most, 1 << (channels - 1).bit_length()))
 
 
+def precision() -> str:
+    """How float32 factors are multiplied; bf16 ones know only one way."""
+    return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
+
+
 class StackedConvolution(torch.autograd.Function):
-    """A square convolution of folded activations [B, S·in, H, W] with weights [S, out, in, k, k], in bf16."""
+    """A square convolution of folded activations [B, S·in, H, W] with weights [S, out, in, k, k], in `kind`."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, stride: int, padding: int, kind: torch.dtype) -> Tensor:
         """[B, S·out, H′, W′], channels last."""
         clients, outputs, _, kernel, _ = weight.shape
-        x = x.to(torch.bfloat16).contiguous(memory_format=torch.channels_last)
+        x = x.to(kind).contiguous(memory_format=torch.channels_last)
         height, width = ((side + 2 * padding - kernel) // stride + 1 for side in x.shape[2:])
         # [S, kh, kw, in, out]: what a program multiplies with lies together.
-        taps = weight.to(torch.bfloat16).permute(0, 3, 4, 2, 1).contiguous()
+        taps = weight.to(kind).permute(0, 3, 4, 2, 1).contiguous()
         shape = len(x), clients * outputs, height, width
         out = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
         gather_product(x, taps, out, stride, padding, transposed=False)
@@ -165,18 +215,18 @@ class StackedConvolution(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
         """Gradients of the input and of the weights."""
         x, taps = ctx.saved_tensors
         stride, padding, dtype = ctx.geometry
-        grad = grad.to(torch.bfloat16).contiguous(memory_format=torch.channels_last)
+        grad = grad.to(x.dtype).contiguous(memory_format=torch.channels_last)
         dx = dw = None
         if ctx.needs_input_grad[0]:
             dx = torch.empty_like(x, memory_format=torch.channels_last)
             gather_product(grad, taps.transpose(3, 4), dx, stride, padding, transposed=True)
         if ctx.needs_input_grad[1]:
             dw = weight_product(x, grad, taps.shape, stride, padding).permute(0, 4, 3, 1, 2).to(dtype)
-        return dx, dw, None, None
+        return dx, dw, None, None, None
 
 
 def gather_product(image: Tensor, taps: Tensor, out: Tensor, stride: int, padding: int, *, transposed: bool) -> None:
@@ -184,11 +234,14 @@ def gather_product(image: Tensor, taps: Tensor, out: Tensor, stride: int, paddin
     clients, kernel, _, depth, outputs = taps.shape
     pixels = len(out) * out.shape[2] * out.shape[3]
     rows, columns, inner, stages = _tiles(pixels, depth, outputs, clients)
+    narrow = depth < FEW
+    if narrow:
+        inner = _block(kernel * kernel * depth, 32)
     grid = (triton.cdiv(pixels, rows), triton.cdiv(outputs, columns), clients)
     _gather_product[grid](
         image, taps, out, pixels, *image.shape[2:], *out.shape[2:], depth, outputs, image.shape[1], out.shape[1],
-        taps.stride(3), taps.stride(4), KERNEL=kernel, STRIDE=stride, PAD=padding, TRANSPOSED=transposed, ROWS=rows,
-        COLUMNS=columns, DEPTH=inner, num_warps=4, num_stages=stages,
+        taps.stride(3), taps.stride(4), KERNEL=kernel, STRIDE=stride, PAD=padding, TRANSPOSED=transposed,
+        NARROW=narrow, ROWS=rows, COLUMNS=columns, DEPTH=inner, PRECISION=precision(), num_warps=4, num_stages=stages,
     )  # fmt: skip
 
 
@@ -203,16 +256,18 @@ def weight_product(image: Tensor, slope: Tensor, shape: torch.Size, stride: int,
     """The gradient of taps [S, kh, kw, C, O]; see the kernel."""
     clients, kernel, _, inputs, outputs = shape
     pixels = len(slope) * slope.shape[2] * slope.shape[3]
-    rows, columns, depth = _block(inputs), _block(outputs, 128), 64
-    programs = kernel * kernel * triton.cdiv(inputs, rows) * triton.cdiv(outputs, columns) * clients
+    columns, depth, narrow, taps = _block(outputs, 128), 64, inputs < FEW, kernel * kernel
+    rows = _block(taps * inputs if narrow else inputs)
+    blocks = triton.cdiv(taps * inputs, rows) if narrow else taps * triton.cdiv(inputs, rows)
+    programs = blocks * triton.cdiv(outputs, columns) * clients
     wanted = (4 if columns <= 64 else 2) * PROCESSORS
     split = max(1, min(triton.cdiv(wanted, programs), pixels // (4 * depth)))
     share = triton.cdiv(triton.cdiv(pixels, split), depth) * depth
     parts = torch.empty(split, *shape, device=image.device)
-    grid = (kernel * kernel * triton.cdiv(inputs, rows), triton.cdiv(outputs, columns), clients * split)
+    grid = (blocks, triton.cdiv(outputs, columns), clients * split)
     _weight_product[grid](
         image, slope, parts, pixels, *image.shape[2:], *slope.shape[2:], inputs, outputs, image.shape[1],
-        slope.shape[1], share, KERNEL=kernel, STRIDE=stride, PAD=padding, ROWS=rows, COLUMNS=columns, DEPTH=depth,
-        SPLIT=split, num_warps=4, num_stages=3,
+        slope.shape[1], share, KERNEL=kernel, STRIDE=stride, PAD=padding, NARROW=narrow, ROWS=rows, COLUMNS=columns,
+        DEPTH=depth, SPLIT=split, PRECISION=precision(), num_warps=4, num_stages=3,
     )  # fmt: skip
     return parts[0] if split == 1 else parts.sum(0)

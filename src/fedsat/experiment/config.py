@@ -46,6 +46,12 @@ class Config:
     ] = "auto"
     device: Annotated[str, Option("auto, cpu, cuda or cuda:1")] = "auto"
     precision: Annotated[Precision, Option("numbers of the training; bf16 is faster on a GPU")] = "float32"
+    checkpoint_every: Annotated[
+        int | None,
+        Option(
+            "rounds between checkpoints, 0 for none [10, or more if they would take over 2 % of the time]", at_least=0
+        ),
+    ] = None
     partition: Annotated[Partition, Option("how samples are spread over clients", among=partitions)] = partitions.build(
         "lsmc"
     )

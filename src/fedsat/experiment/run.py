@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import platform
-import shlex
-import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +24,14 @@ from fedsat.engine import (
     play_round,
     start,
 )
-from fedsat.errors import UsageError
+from fedsat.errors import FedsatError, UsageError
+from fedsat.experiment.checkpoint import KEPT, Checkpoint, Checkpoints, Standing
 from fedsat.experiment.config import Config
+from fedsat.experiment.interrupt import STOPPED, heeding_sigterm
 from fedsat.experiment.record import BEST_MODEL, RunFolder
+from fedsat.experiment.surroundings import pick_device, surroundings
 from fedsat.metrics import Evaluation, Floats, spread
 from fedsat.models import build_model
-from fedsat.version import __version__
 
 LAST = 10
 """Rounds whose mean is reported beside the last and the best."""
@@ -53,8 +52,8 @@ class Setup:
     def of(config: Config) -> Setup:
         """Load the data, split it, build the model and the engine."""
         device = pick_device(config.device)
-        if device.type == "cuda":  # graphs and Triton kernels go to the current device, whatever their tensors are on
-            torch.cuda.set_device(device)
+        if device.type == "cuda" and device.index is not None:
+            torch.cuda.set_device(device)  # graphs and Triton kernels go to the current device, wherever tensors are
         dataset = data.load(config.dataset, image_size=config.image_size, seed=config.seed)
         if config.augment != "none" and len(dataset.input_shape) != 3:
             raise UsageError(f"augment is {config.augment!r}, which needs images; {dataset.name} has none")
@@ -75,13 +74,16 @@ class Run:
     """A run in progress or ended: its metrics, one entry a round, and where it stands."""
 
     setup: Setup
-    training: Federated
+    standing: Standing
+    """Replaced as a whole at the end of a round, so that an interruption never finds half a round in it."""
     folder: RunFolder | None = None
+    checkpoints: Checkpoints | None = None
     metrics: list[dict[str, Any]] = field(default_factory=list)
-    evaluation: Evaluation | None = None
-    client_accuracies: Floats | None = None
-    """Every client's accuracy at the last evaluation; `metrics` has their spread."""
-    best_accuracy: float = -1.0
+
+    @property
+    def training(self) -> Federated:
+        """Where the training stands."""
+        return self.standing.training
 
     @property
     def model(self) -> Model:
@@ -107,47 +109,97 @@ class Run:
         return summarise(self.metrics)
 
     def play(self) -> dict[str, Any]:
-        """Play one round, evaluate if it is due, record it; returns the round's line of metrics."""
-        config, engine = self.setup.config, self.setup.engine
-        played = play_round(engine, self.training, Calls(config.per_round, config.workers, config.seed))
-        line = round_line(played)
-        try:
-            if played.number % config.evaluate_every == 0 or played.number == config.rounds:
-                with clocked(played.seconds, "evaluate", engine.device):
-                    line |= self._evaluate()
-        finally:  # a round that was played is recorded, even if its evaluation is interrupted
-            line |= engine.remarks()
-            line["seconds"] = {name: round(spent, 6) for name, spent in played.seconds.items()}
-            self.metrics.append(line)
-            if self.folder is not None:
-                self.folder.add_round(line)
+        """Play one round, evaluate if it is due, record it; returns the round's line of metrics.
+
+        An error or an interruption on the way leaves the run as it was before the round.
+        """
+        config, engine, before = self.setup.config, self.setup.engine, self.standing
+        training = replace(before.training, states=dict(before.training.states))
+        played = play_round(engine, training, Calls(config.per_round, config.workers, config.seed))
+        line, after = round_line(played), replace(before, training=training)
+        if played.number % config.evaluate_every == 0 or played.number == config.rounds:
+            with clocked(played.seconds, "evaluate", engine.device):
+                measured, after = self._evaluate(after)
+                line |= measured
+        line |= engine.remarks()
+        line["seconds"] = {name: round(spent, 6) for name, spent in played.seconds.items()}
+        self.metrics.append(line)
+        self.standing = after
+        self._keep(better=after.best is not before.best)
         return line
 
-    def _evaluate(self) -> dict[str, Any]:
-        """What an evaluated round adds to its line; the best model so far is put aside."""
-        engine = self.setup.engine
-        others = engine.algorithm.reported_models(self.training.server)
-        first, *rest = engine.assess([self.model, *others.values()], self.setup.config.client_accuracy)
-        self.evaluation, self.client_accuracies = evaluation, _ = first
-        if evaluation.accuracy > self.best_accuracy:
-            self.best_accuracy = evaluation.accuracy
-            if self.folder is not None:
-                self.folder.save_model(self.model, BEST_MODEL)
-        lines = {name: evaluation_line(*assessed) for name, assessed in zip(others, rest, strict=True)}
-        return evaluation_line(*first) | ({"models": lines} if lines else {})
+    def _keep(self, better: bool) -> None:
+        """Write what a round has brought, and a checkpoint if it is time."""
+        if self.folder is not None:
+            self.folder.record(self.metrics)
+            if better and self.standing.best is not None:
+                self.folder.save_model(self.standing.best, BEST_MODEL)
+        if self.checkpoints is not None and self.checkpoints.due(self.training):
+            self.put_away()
 
-    def close(self, status: str, error: str | None = None) -> None:
-        """Write the last files; `status` is completed, interrupted or failed."""
+    def put_away(self) -> None:
+        """Write a checkpoint of the run as it stands, if it has a folder and is to have checkpoints."""
+        setup = self.setup
+        if self.folder is None or self.checkpoints is None or setup.federation is None:
+            return
+        self.folder.settle()
+        self.checkpoints.write(
+            Checkpoint(
+                standing=self.standing,
+                reach=self.folder.reach,
+                config=setup.config.table(),
+                federation=setup.federation.fingerprint,
+                lanes=getattr(setup.engine, "lanes", 1),
+                made_with=surroundings(setup.device),
+            )
+        )
+
+    def _evaluate(self, standing: Standing) -> tuple[dict[str, Any], Standing]:
+        """What an evaluated round adds to its line, and where the run stands with it; the best model is put aside."""
+        engine, server = self.setup.engine, standing.training.server
+        others = engine.algorithm.reported_models(server)
+        first, *rest = engine.assess([server.model, *others.values()], self.setup.config.client_accuracy)
+        lines = {name: evaluation_line(*assessed) for name, assessed in zip(others, rest, strict=True)}
+        measured = evaluation_line(*first) | ({"models": lines} if lines else {})
+        evaluation, accuracies = first
+        standing = replace(standing, evaluation=evaluation, client_accuracies=accuracies)
+        if evaluation.accuracy > standing.best_accuracy:
+            standing = replace(standing, best=server.model, best_accuracy=evaluation.accuracy)
+        return measured, standing
+
+    def close(self, status: str, error: str | None = None, *, for_more: bool = True) -> None:
+        """Write the last files; `status` is completed, interrupted or failed.
+
+        A run that was interrupted leaves a checkpoint, and so does one that is completed if it can afford to, unless
+        nobody is to go on from it (`for_more`).
+        """
+        del self.metrics[self.training.rounds :]  # an interrupted round may have got as far as its line
         if self.folder is None:
             return
+        self.folder.record(self.metrics)
+        self.folder.settle()
+        if status == "interrupted" or (status == "completed" and for_more and self._affords_a_last_checkpoint()):
+            self.put_away()
+        if self.standing.best is not None:
+            self.folder.save_model(self.standing.best, BEST_MODEL)
+        self.folder.finish(self._told(status, error), self.model)
+        if self.checkpoints is not None:
+            self.checkpoints.end(keep=KEPT if status != "completed" else 1 if for_more else 0)
+
+    def _affords_a_last_checkpoint(self) -> bool:
+        return self.checkpoints is not None and self.checkpoints.due_at_the_end(self.training)
+
+    def _told(self, status: str, error: str | None) -> dict[str, Any]:
+        """What `summary.json` holds."""
+        standing = self.standing
         summary: dict[str, Any] = {"status": status, **({"error": error} if error else {})}
         summary |= {"method": self.setup.config.method, **self.summary}
-        if self.evaluation is not None and self.client_accuracies is not None:
-            summary["confusion"] = self.evaluation.confusion.tolist()
-            summary["client_accuracies"] = _known(self.client_accuracies.round(4))
+        if standing.evaluation is not None and standing.client_accuracies is not None:
+            summary["confusion"] = standing.evaluation.confusion.tolist()
+            summary["client_accuracies"] = _known(standing.client_accuracies.round(4))
         summary["class_names"] = list(self.setup.engine.class_names)
         summary["made_with"] = surroundings(self.setup.device)
-        self.folder.finish(summary, self.model)
+        return summary
 
 
 OnRound = Callable[[Run, dict[str, Any]], None]
@@ -157,27 +209,33 @@ OnRound = Callable[[Run, dict[str, Any]], None]
 def prepare(config: Config, out: Path | None = None) -> Run:
     """A run before its first round. With `out` its files are written there as it goes."""
     setup = Setup.of(config)
-    folder = RunFolder(out, config.to_toml()) if out is not None else None
-    return Run(setup, start(setup.engine), folder)
+    standing = Standing(start(setup.engine))
+    if out is None:
+        return Run(setup, standing)
+    folder = RunFolder.create(out, config.to_toml())
+    return Run(setup, standing, folder, Checkpoints.of(out, config.checkpoint_every))
 
 
-def carry_on(run: Run, on_round: OnRound | None = None) -> Run:
+def carry_on(run: Run, on_round: OnRound | None = None, *, for_more: bool = True) -> Run:
     """Play the rounds that are left, calling `on_round` after each.
 
-    When training fails or is interrupted, the files are finished with what was good so far, and the error goes on.
+    When training fails or is interrupted (Ctrl-C, SIGTERM), the files are finished with what was good so far, and the
+    error goes on. `for_more` leaves a checkpoint at the end, from which `resume` can go on to more rounds.
     """
     try:
-        while run.training.rounds < run.setup.config.rounds:
-            line = run.play()
-            if on_round is not None:
-                on_round(run, line)
-    except KeyboardInterrupt:
+        with heeding_sigterm():
+            while run.training.rounds < run.setup.config.rounds:
+                line = run.play()
+                if on_round is not None:
+                    on_round(run, line)
+            run.close("completed", for_more=for_more)
+    except STOPPED:
         run.close("interrupted")
         raise
     except Exception as error:
-        run.close("failed", str(error))
+        with suppress(FedsatError):  # what went wrong first is what the user must know
+            run.close("failed", str(error))
         raise
-    run.close("completed")
     return run
 
 
@@ -261,42 +319,4 @@ def quoted(evaluated: Sequence[Mapping[str, Any]], rounds: int) -> dict[str, Any
             "lowest_client": mean(lambda line: float(line["client_accuracy"]["min"])),
         },
         "best": {"test_accuracy": best["test_accuracy"], "round": best["round"]},
-    }
-
-
-def pick_device(name: str) -> torch.device:
-    """The device to train on; `auto` takes a GPU where there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise UsageError(f"device is {name!r}; it must be auto, cpu, cuda or cuda:N") from error
-    if device.type not in ("cpu", "cuda") or (device.type == "cpu" and device.index):
-        raise UsageError(f"device is {name!r}; it must be auto, cpu, cuda or cuda:N")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UsageError(f"device is {name!r}, but torch finds {torch.cuda.device_count()} CUDA devices here")
-    return device
-
-
-def _processor() -> str:
-    """The processor's name, which Linux tells only in a file."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
-
-
-def surroundings(device: torch.device) -> dict[str, Any]:
-    """Versions, hardware and command: what else a reader needs to judge the numbers."""
-    hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
-    return {
-        "fedsat": __version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "device": f"{device.type}: {hardware}",
-        "threads": torch.get_num_threads(),
-        "command": shlex.join(["fedsat", *sys.argv[1:]]) if Path(sys.argv[0]).name == "fedsat" else None,
-        "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from fedsat.errors import UsageError
+from fedsat.experiment.checkpoint import checkpointed_rounds
 from fedsat.experiment.config import Config, complete, read
-from fedsat.experiment.record import CONFIG, SUMMARY, free_folder, read_metrics, read_summary
+from fedsat.experiment.record import CONFIG, METRICS, SUMMARY, free_folder, read_metrics, read_summary
 from fedsat.experiment.run import summarise
 
-ONLY_HOW = ("engine", "device")
+ONLY_HOW = ("engine", "device", "checkpoint_every")
 """Settings that say how a run is computed and not what: they change the last digits and the time, nothing else."""
 
 
@@ -23,10 +24,15 @@ def identity(table: Mapping[str, Any], *, without: tuple[str, ...] = ()) -> str:
     """A short text that two runs share if, and only if, they are the same experiment.
 
     Everything that enters the mathematics or the measures counts: data, partition, model, method with every
-    option, protocol, precision and seed. `engine` and `device` do not; a run's summary records them.
+    option, protocol, precision and seed. What is `ONLY_HOW` does not.
     """
     kept = {key: value for key, value in _completed(table).items() if key not in (*ONLY_HOW, *without)}
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _comparable(table: Mapping[str, Any]) -> dict[str, Any]:
+    """All of a configuration that a run must share to be gone on with."""
+    return {key: value for key, value in _completed(table).items() if key != "checkpoint_every"}
 
 
 def _completed(table: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -50,7 +56,11 @@ class StoredRun:
         """The run in `folder`."""
         if not (folder / CONFIG).is_file():
             raise UsageError(f"{folder} holds no run: it has no {CONFIG}")
-        return StoredRun(folder, read(folder / CONFIG))
+        table = read(folder / CONFIG)
+        method = table.get("algorithm")
+        if not isinstance(method, dict) or "name" not in method or not isinstance(table.get("seed", 0), int):
+            raise UsageError(f"{folder / CONFIG} is not the configuration of a run")
+        return StoredRun(folder, table)
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
@@ -65,7 +75,10 @@ class StoredRun:
     @cached_property
     def summary(self) -> dict[str, Any]:
         """The numbers to quote, from the rounds recorded, and what `summary.json` adds to them."""
-        return {**summarise(self.metrics), **self.stored}
+        try:
+            return {**summarise(self.metrics), **self.stored}
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise UsageError(f"{self.folder / METRICS} is damaged: a round lacks what rounds record") from error
 
     @property
     def method(self) -> str:
@@ -84,9 +97,10 @@ class StoredRun:
 
 
 class Shelf:
-    """A folder of runs in which a finished one is found by its configuration.
+    """A folder of runs in which one is found by its configuration.
 
-    A run that was interrupted or failed is never touched: the same configuration gets a fresh folder beside it.
+    A run that was interrupted or failed can be taken up if it left a checkpoint. Without one it is never touched: the
+    same configuration gets a fresh folder beside it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -98,9 +112,18 @@ class Shelf:
         path = self._finished.get(identity(config.table()))
         return StoredRun.read(path) if path is not None else None
 
-    def place(self, name: str) -> Path:
-        """A folder for a run to be called `name`; one that holds no run yet."""
-        return free_folder(self.folder, file_name(name))
+    def unfinished(self, config: Config) -> Path | None:
+        """The folder of a run of exactly `config` that did not come to its end and left a checkpoint."""
+        wanted = _comparable(config.table())
+        for path in sorted(child for child in self.folder.glob("*") if (child / CONFIG).is_file()):
+            waiting = checkpointed_rounds(path) and read_summary(path).get("status") != "completed"
+            if waiting and _comparable(read(path / CONFIG)) == wanted:
+                return path
+        return None
+
+    def place(self, name: str, promised: Container[Path] = ()) -> Path:
+        """A folder for a run to be called `name`; one that holds no run yet, nor is promised to another."""
+        return free_folder(self.folder, file_name(name), promised)
 
     def add(self, path: Path) -> StoredRun:
         """Take note of the finished run in `path`, one of this folder's."""

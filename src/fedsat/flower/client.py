@@ -17,7 +17,7 @@ from fedsat.algorithms import Model
 from fedsat.data.datasets import mean_and_variance
 from fedsat.engine import LocalTraining, SequentialEngine
 from fedsat.experiment.config import Config
-from fedsat.experiment.run import pick_device
+from fedsat.experiment.surroundings import pick_device
 from fedsat.flower import masks
 from fedsat.flower.memory import Memory
 from fedsat.flower.messages import (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
 import math
 from collections.abc import Mapping
@@ -19,13 +18,16 @@ from fedsat import data
 from fedsat.data.catalog import DATASETS, info
 from fedsat.data.datasets import deviation
 from fedsat.engine import start
-from fedsat.engine.evaluate import evaluate
+from fedsat.engine.capacity import evaluation_batch
+from fedsat.engine.evaluate import Counter
 from fedsat.engine.examples import Examples
 from fedsat.engine.network import ModuleNetwork, initial_weights
 from fedsat.errors import FedsatError, UsageError
+from fedsat.experiment.checkpoint import Standing
 from fedsat.experiment.config import Config, override, parse_value, read
 from fedsat.experiment.record import RunFolder, free_folder
-from fedsat.experiment.run import Run, Setup, carry_on, pick_device
+from fedsat.experiment.run import Run, Setup, carry_on
+from fedsat.experiment.surroundings import pick_device
 from fedsat.flower.exchange import Exchange
 from fedsat.flower.members import Members
 from fedsat.flower.messages import Card, Hello, RunSpec
@@ -48,11 +50,7 @@ def main(grid: Grid, context: Context) -> None:
         log.info("files: %s", out)
         for note in run.notes:
             log.info("note: %s", note)
-        try:
-            carry_on(run, _tell)
-        except SystemExit:  # Flower's word for a run that is stopped from outside
-            run.close("interrupted")
-            raise
+        carry_on(run, _tell)
     except FedsatError as error:
         log.error("fedsat: %s", error)
         raise
@@ -79,8 +77,8 @@ def _value(value: Any) -> Any:
 def prepare(grid: Grid, config: Config, terms: Terms, out: Path | None = None) -> Run:
     """A run before its first round, as soon as its nodes are there."""
     setup = assemble(grid, config, terms)
-    folder = RunFolder(out, config.to_toml()) if out is not None else None
-    return Run(setup, start(setup.engine), folder)
+    folder = RunFolder.create(out, config.to_toml()) if out is not None else None
+    return Run(setup, Standing(start(setup.engine)), folder)  # no checkpoints: clients' states are on the nodes
 
 
 def assemble(grid: Grid, config: Config, terms: Terms) -> Setup:
@@ -110,8 +108,8 @@ def assemble(grid: Grid, config: Config, terms: Terms) -> Setup:
     test = None
     if dataset is not None:
         network = ModuleNetwork(module, features=False, half=config.precision == "bf16")
-        examples = Examples(dataset.test, dataset, device, dtype)
-        test = functools.partial(evaluate, network, examples=examples, classes=dataset.classes)
+        batch = evaluation_batch(module, dataset.input_shape, device)
+        test = Counter(network, Examples(dataset.test, dataset, device, dtype), dataset.classes, batch).evaluate
     notes = [dataset.note] if dataset is not None and dataset.note else []
     return Setup(config, None, RemoteEngine(run, config, terms, members, model, test), device, notes)
 

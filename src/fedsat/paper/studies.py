@@ -16,7 +16,8 @@ from importlib.resources import files
 from typing import Any
 
 from fedsat.errors import UsageError, unknown
-from fedsat.experiment.config import Config, override, switch_parts
+from fedsat.experiment.config import Config, method_parts, override, switch_parts
+from fedsat.paper.variants import DEFAULTS, TUNING, read_variant
 
 METHODS = ("elastic", "fedavg", "fedavgm", "feddyn", "fedlada", "fedlc", "fedprox", "moon", "scaffold", "fedsat")
 """The methods that the paper compares."""
@@ -24,6 +25,7 @@ METHODS = ("elastic", "fedavg", "fedavgm", "feddyn", "fedlada", "fedlc", "fedpro
 SETTINGS: dict[str, tuple[str, type]] = {
     "dataset": ("dataset", str),
     "model": ("model", str),
+    "partition": ("partition", str),
     "lr": ("lr", float),
     "classes_per_client": ("partition.classes_per_client", int),
     "min_classes": ("partition.classes_per_client", int),
@@ -60,7 +62,9 @@ class Study:
     by_dataset: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Settings that the table leaves out and that other tables' numbers reveal."""
     panels: Sequence[Mapping[str, Any]] = ()
-    """For a figure without numbers: the settings of its panels, each with all methods."""
+    """For a figure without numbers: the settings of its panels, each with all contenders."""
+    contenders: Sequence[str] = METHODS
+    """Who is compared in the panels."""
     contender: str = "method"
     """The column whose values are compared with each other under the same setting."""
     champion: str = "fedsat"
@@ -82,7 +86,9 @@ class Cell:
     @property
     def where(self) -> str:
         """The setting in words."""
-        return ", ".join(str(v) if key in ("dataset", "model") else f"{key}={v}" for key, v in self.setting)
+        return ", ".join(
+            str(v) if key in ("dataset", "model", "partition") else f"{key}={v}" for key, v in self.setting
+        )
 
 
 def _lsmc(dataset: str, model: str, counts: Iterable[int]) -> list[dict[str, Any]]:
@@ -146,6 +152,31 @@ STUDIES = {
             fixed={"partition": "lsmc", "dataset": "cifar10", "model": "resnet8", "partition.classes_per_client": 2},
             panels=[{"clients": n, "per_round": s} for n, s in itertools.product((200, 100), (15, 10))],
         ),
+        Study(
+            "tuning",
+            "ours: each baseline over its authors' grid",
+            fixed={"partition": "lsmc"},
+            panels=[
+                *_lsmc("mnist", "mlp", (4,)),
+                *_lsmc("cifar10", "resnet8", (4,)),
+                *_lsmc("cifar100", "resnet8", (40,)),
+            ],
+            contenders=TUNING,
+            contender="variant",
+        ),
+        Study(
+            "defaults",
+            "ours: FedSat's options one by one",
+            panels=[
+                {"dataset": "mnist", "model": "mlp", "partition": "lsmc", "classes_per_client": 2},
+                {"dataset": "cifar10", "model": "resnet8", "partition": "ls"},
+                {"dataset": "cifar10", "model": "resnet8", "partition": "lsmc", "classes_per_client": 2},
+                {"dataset": "mnist", "model": "mlp", "partition": "lqsmc", "min_classes": 2},
+                {"dataset": "cifar100", "model": "resnet8", "partition": "lsmc", "classes_per_client": 20},
+            ],
+            contenders=DEFAULTS,
+            contender="variant",
+        ),
     )
 }
 
@@ -161,7 +192,7 @@ def find(name: str) -> Study:
 def cells(study: Study) -> list[Cell]:
     """The cells of a study, in the paper's order."""
     if study.file is None:
-        return [Cell(method, tuple(panel.items())) for panel in study.panels for method in METHODS]
+        return [Cell(name, tuple(panel.items())) for panel in study.panels for name in study.contenders]
     found: dict[tuple[str, tuple[tuple[str, Any], ...]], dict[str, float]] = {}
     for row in _printed_rows(study.file):
         contender = row[study.contender] if study.contender != "method" else row["method"].lower()
@@ -211,13 +242,20 @@ def configure(study: Study, cell: Cell, scale: str, seed: int, settings: Sequenc
     asked |= {SETTINGS[key][0]: value for key, value in row.items()}
     if study.contender == "workers":
         asked["workers"] = int(cell.contender)
+    method, changed = _contender(study, cell, asked["dataset"])
+    named, on, off = method_parts(method)
+    asked = {"rounds": ROUNDS[asked["model"]], **asked, **dict(named), "seed": seed}
+    table = override(override({}, _scaled(asked, scale).items(), on, off), changed)
+    return Config.of(switch_parts(override(table, settings), (), COMPONENTS.get(cell.contender, ())))
+
+
+def _contender(study: Study, cell: Cell, dataset: str) -> tuple[str, list[tuple[str, Any]]]:
+    """The method of a cell, and what is changed in it: by its variant, or as it was tuned for the dataset."""
+    if study.contender == "variant":
+        return read_variant(cell.contender)
     method = cell.contender if study.contender == "method" else "fedsat"
-    asked = {"rounds": ROUNDS[asked["model"]], **asked, "algorithm": method, "seed": seed}
     tuned = tomllib.loads((files("fedsat.paper") / "tuned.toml").read_text(encoding="utf-8"))
-    chosen = tuned.get(asked["dataset"], {}).get(method, {})
-    pairs = [*_scaled(asked, scale).items(), *((f"algorithm.{key}", value) for key, value in chosen.items())]
-    table = override(override({}, pairs), settings)
-    return Config.of(switch_parts(table, (), COMPONENTS.get(cell.contender, ())))
+    return method, [(f"algorithm.{key}", value) for key, value in tuned.get(dataset, {}).get(method, {}).items()]
 
 
 def _scaled(asked: Mapping[str, Any], scale: str) -> dict[str, Any]:

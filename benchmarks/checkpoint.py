@@ -1,0 +1,66 @@
+"""What checkpoints cost: their part of a run's time, for methods without and with a state for every client.
+
+    python benchmarks/checkpoint.py             (about five minutes; needs `fedsat data get mnist`)
+
+Each case is run as a user would, with the default way of writing checkpoints and once exactly every ten rounds.
+The part is the time spent in writing, the last checkpoint included, over that of the whole run without its set-up.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import fedsat
+
+CASES: dict[str, dict[str, Any]] = {
+    "built-in digits, MLP": {"rounds": 60},
+    "MNIST, MLP": {"dataset": "mnist", "rounds": 20},
+    "MNIST, LeNet-5": {"dataset": "mnist", "model": "lenet5", "rounds": 10},
+    "MNIST, MLP, 10,000 clients, 100 a round": {
+        "dataset": "mnist", "rounds": 40, "clients": 10_000, "per_round": 100, "partition": "iid", "workers": 5,
+    },
+}  # fmt: skip
+METHODS = ("fedavg", "scaffold", "fedsat")
+
+
+def measure(settings: dict[str, Any], folder: Path) -> dict[str, float]:
+    """Carry out a run and say what its checkpoints took."""
+    run = fedsat.prepare(fedsat.configure(**settings), folder)
+    assert run.checkpoints is not None
+    write, folder = run.checkpoints.write, run.checkpoints.folder
+    spent: list[float] = []
+    sizes: dict[int, int] = {}
+
+    def clocked(checkpoint: Any) -> None:
+        began = time.perf_counter()
+        write(checkpoint)
+        spent.append(time.perf_counter() - began)
+        sizes[checkpoint.standing.training.rounds] = max(path.stat().st_size for path in folder.iterdir())
+
+    run.checkpoints.write = clocked  # type: ignore[method-assign]
+    began = time.perf_counter()
+    fedsat.carry_on(run)
+    total = time.perf_counter() - began
+    return {"total": total, "checkpoints": len(sizes), "MB": max(sizes.values()) / 1e6, "part": sum(spent) / total}
+
+
+def main() -> None:
+    """Print a table row for each case."""
+    print("| case | method | a checkpoint | run | by default | exactly every 10 |")
+    print("|---|---|---|---|---|---|")
+    for case, settings in CASES.items():
+        for method in METHODS:
+            cells = []
+            for every in (None, 10):
+                with tempfile.TemporaryDirectory(prefix="fedsat-checkpoint-") as folder:
+                    took = measure({**settings, "algorithm": method, "checkpoint_every": every}, Path(folder) / "run")
+                cells.append(f"{took['checkpoints']} written, {took['part']:.1%}")
+            size = f"{took['MB']:,.1f} MB"
+            print(f"| {case} | {method} | {size} | {took['total']:.0f} s | {' | '.join(cells)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""Several runs at once, each in a process of its own: for many small runs, which leave a large machine idle."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from fedsat import experiment
+from fedsat.errors import FedsatError, TrainingError
+from fedsat.experiment import Run
+from fedsat.experiment.config import Config
+from fedsat.experiment.interrupt import STOPPED, heeding_sigterm
+
+
+@dataclass(frozen=True)
+class Task:
+    """A run to be carried out: where it was begun, if it was, and where else it goes."""
+
+    label: str
+    config: Config
+    begun: Path | None
+    fresh: Path
+
+
+def open_run(config: Config, begun: Path | None, fresh: Path) -> tuple[Run, Path, str]:
+    """A run ready to be carried out, and its folder: taken up in `begun` if it can be, or else a new one in `fresh`.
+
+    With a word on why it could not be taken up.
+    """
+    note = ""
+    if begun is not None:
+        try:
+            return experiment.take_up(begun), begun, note
+        except FedsatError as error:
+            note = str(error)
+    return experiment.prepare(config, fresh), fresh, note
+
+
+def train_apart(tasks: Sequence[Task], processes: int) -> Iterator[tuple[str, Path, str | None]]:
+    """Carry out runs, `processes` at a time; yields label and folder of each as it ends, and what went wrong if it did.
+
+    Asked to stop, by Ctrl-C or SIGTERM, it passes that on, and each run finishes its files before its process ends.
+    """
+    context = multiprocessing.get_context("spawn")  # a forked process could not use a GPU
+    threads = max(1, (os.cpu_count() or 1) // processes)
+    executor = ProcessPoolExecutor(processes, context, initializer=_leave_interrupts_to_the_parent)
+    waiting = iter(tasks)
+    running: dict[Future[tuple[Path, str | None]], Task] = {}
+    try:
+        with heeding_sigterm():
+            # One task a process: whatever the pool had fetched ahead it would still carry out after Ctrl-C.
+            for task in itertools.islice(waiting, processes):
+                running[executor.submit(_train, task, threads)] = task
+            while running:
+                future = next(as_completed(running))
+                done = running.pop(future)
+                for task in itertools.islice(waiting, 1):
+                    running[executor.submit(_train, task, threads)] = task
+                folder, error = future.result()
+                yield done.label, folder, error
+    except (*STOPPED, GeneratorExit):
+        for process in multiprocessing.active_children():
+            process.terminate()
+        raise
+    finally:
+        executor.shutdown(cancel_futures=True)
+
+
+def _leave_interrupts_to_the_parent() -> None:
+    """A terminal sends Ctrl-C to all processes at once; one of them is to say what happens then."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _train(task: Task, threads: int) -> tuple[Path, str | None]:
+    """One run, in a process of the pool: its folder, and what went wrong."""
+    torch.set_num_threads(threads)
+    folder = task.fresh
+    try:
+        run, folder, _ = open_run(task.config, task.begun, task.fresh)
+        experiment.carry_on(run, for_more=False)
+    except TrainingError as error:
+        return folder, str(error)
+    except STOPPED:
+        return folder, "interrupted"
+    return folder, None

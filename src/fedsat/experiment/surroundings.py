@@ -1,0 +1,53 @@
+"""The machine that a run is carried out on."""
+
+from __future__ import annotations
+
+import platform
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedsat.errors import UsageError
+from fedsat.version import __version__
+
+
+def pick_device(name: str) -> torch.device:
+    """The device to train on; `auto` takes a GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UsageError(f"device is {name!r}; it must be auto, cpu, cuda or cuda:N") from error
+    if device.type not in ("cpu", "cuda") or (device.type == "cpu" and device.index):
+        raise UsageError(f"device is {name!r}; it must be auto, cpu, cuda or cuda:N")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UsageError(f"device is {name!r}, but torch finds {torch.cuda.device_count()} CUDA devices here")
+    return device
+
+
+def _processor() -> str:
+    """The processor's name, which Linux tells only in a file."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def surroundings(device: torch.device) -> dict[str, Any]:
+    """Versions, hardware and command: what else a reader needs to judge the numbers."""
+    hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
+    return {
+        "fedsat": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "device": f"{device.type}: {hardware}",
+        "threads": torch.get_num_threads(),
+        "command": shlex.join(["fedsat", *sys.argv[1:]]) if Path(sys.argv[0]).name == "fedsat" else None,
+        "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }

@@ -1,0 +1,86 @@
+"""Our own two studies besides the paper's: each baseline over its authors' grid, and FedSat's options one by one.
+
+A variant is written as it is read: a method, then settings, such as `fedprox mu=0.1`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from fedsat.experiment.config import parse_value
+
+if TYPE_CHECKING:
+    from fedsat.paper.results import Result
+
+GRIDS: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "fedprox": ("mu", (0.001, 0.01, 0.1, 1.0)),
+    "moon": ("mu", (0.1, 1.0, 5.0, 10.0)),
+    "scaffold": ("controls", ("I", "II")),
+    "fedlc": ("objective.tau", (0.1, 0.5, 1.0)),
+    "fedavgm": ("momentum", (0.7, 0.9, 0.97, 0.99, 0.997)),
+    "fedlada": ("epsilon", (1e-8, 1e-3, 1e-2)),
+    "elastic": ("mu", (0.9, 0.95)),
+    "feddyn": ("alpha", (0.001, 0.01, 0.1)),
+}
+"""What the authors of each method, or the ports of it where they are silent, try (BASELINES). FedSat is not tuned:
+its defaults hold everywhere."""
+
+TUNING = [f"{method} {key}={value}" for method, (key, values) in GRIDS.items() for value in values]
+"""The variants of the tuning."""
+
+DEFAULTS = [
+    "fedsat",
+    "fedavg",
+    "scaffold",
+    *(f"fedsat-{parts}" for parts in ("psl", "pwa", "correction", "psl-pwa")),
+    *(f"fedsat gamma={value}" for value in (0.5, 0.75, 1.0)),
+    *(f"fedsat sigma={value}" for value in (1.0, 1.5, 1000.0)),
+    *(f"fedsat min_effective={value}" for value in (0.0, 0.5, 1.0)),
+    "fedsat priority=hard",
+    "fedsat weights=product",
+    "fedsat fnr=standard",
+    "fedsat over=all",
+    "fedsat source=evaluation",
+    *(f"fedsat epsilon2={value}" for value in (1.5, 4.0)),
+]
+"""FedSat with one of its options changed, and what it is measured against."""
+
+
+def read_variant(label: str) -> tuple[str, list[tuple[str, Any]]]:
+    """The method and the settings of a variant."""
+    method, *settings = label.split()
+    pairs = [text.partition("=") for text in settings]
+    return method, [(key, parse_value(value)) for key, _, value in pairs]
+
+
+def best_variants(results: Iterable[Result]) -> dict[str, dict[str, dict[str, Any]]]:
+    """By dataset and method, the settings with the highest mean accuracy of the last ten rounds."""
+    best: dict[tuple[str, str], tuple[float, dict[str, Any]]] = {}
+    for result in results:
+        method, settings = read_variant(result.line["contender"].partition(",")[0])
+        dataset, accuracy = result.line["setting"].partition(",")[0], result.number("accuracy_last_ten")
+        if method in GRIDS and accuracy > best.get((dataset, method), (-1.0, {}))[0]:
+            best[dataset, method] = accuracy, dict(settings)
+    chosen: dict[str, dict[str, dict[str, Any]]] = {}
+    for (dataset, method), (_, options) in sorted(best.items()):
+        chosen.setdefault(dataset, {})[method] = options
+    return chosen
+
+
+HEAD = """\
+# Options that were chosen for a method on a dataset: of the grid that its authors give the best, by the mean accuracy
+# of the last ten rounds, on a setting and with a seed that no table uses. Written by `fedsat paper tune`.
+# Where nothing is written here a method has its defaults.
+"""
+
+
+def tuned_text(chosen: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
+    """The choices as the text of `tuned.toml`."""
+    lines = [HEAD]
+    for dataset, methods in chosen.items():
+        for method, options in methods.items():
+            lines += [f"[{dataset}.{method}]"]
+            lines += [f'"{key}" = {f"{value!r}".replace(chr(39), chr(34))}' for key, value in options.items()]
+            lines += [""]
+    return "\n".join(lines)
