@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from fedsat import data
-from fedsat.data.own import hold_out
+from fedsat.data.own import hold_out, load_folder
 from fedsat.errors import DataError, UsageError
 
 RNG = np.random.default_rng(1)
@@ -188,3 +188,21 @@ def test_truncated_image(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:400])
     with pytest.raises(DataError, match=r"b.0\.png: not a readable image"):
         data.load(str(tmp_path))
+
+
+def test_a_share_of_a_federation_may_lack_classes(tmp_path: Path) -> None:
+    names = ("ant", "bee", "cat", "dog")
+    arrays = save(tmp_path / "arrays", images=RNG.normal(size=(12, 5)), labels=[1, 3] * 6)
+    for number in range(4):
+        picture(tmp_path / "pictures" / "dog" / f"{number}.png")
+        picture(tmp_path / "pictures" / "bee" / f"{number}.png")
+    for folder in (Path(arrays), tmp_path / "pictures"):
+        share = load_folder(folder, class_names=names)
+        assert share.class_names == names
+        assert set(share.train.labels.tolist()) == {1, 3}
+    with pytest.raises(DataError, match="no sample has the label 0"):
+        load_folder(Path(arrays))
+    with pytest.raises(DataError, match="the federation has no class of that name"):
+        load_folder(tmp_path / "pictures", class_names=names[:3])
+    with pytest.raises(DataError, match="a training label is 3"):
+        load_folder(Path(arrays), class_names=names[:3])

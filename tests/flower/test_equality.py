@@ -112,7 +112,7 @@ def test_a_server_without_data(clouds: Path, tmp_path: Path) -> None:
     assert run.summary["test_accuracy"] > 0.8
     assert run.standing.client_accuracies == pytest.approx([run.summary["test_accuracy"]] * 4)
     # All nodes normalise alike, by what their samples are together.
-    spec = json.loads(str(grid.last("train").content.config_records["fedsat"]["run"]))
+    spec = json.loads(str(grid.last["train"].content.config_records["fedsat"]["run"]))
     assert spec["mean"] == pytest.approx(dataset.mean)
     assert spec["std"] == pytest.approx(dataset.std)
 
@@ -133,7 +133,7 @@ def test_held_out_samples_of_a_partition(clouds: Path) -> None:
 
 
 def test_the_files_are_those_of_a_run(clouds: Path, tmp_path: Path) -> None:
-    config = fedsat.configure(**settings(clouds, algorithm="fedsat"))
+    config = fedsat.configure(**settings(clouds, algorithm="fedsat", checkpoint_every=0))
     federate(LoopGrid(*nodes(clouds)), config, out=tmp_path / "nodes")
     carry_on(fedsat.prepare(config, tmp_path / "alone"))
     mine, other = ({path.name for path in (tmp_path / name).iterdir()} for name in ("nodes", "alone"))

@@ -33,7 +33,7 @@ CREDENTIALS = Path(__file__).parent.parent.parent / "examples" / "flower" / "cre
 def settings(clouds: Path, **others: Any) -> dict[str, Any]:
     usual = {"clients": NODES, "per_round": 3, "workers": 2, "rounds": 3, "epochs": 2, "batch_size": 4, "lr": 0.05}
     shared = {"dataset": str(clouds), "partition": {"name": "ls", "beta": 0.5}, "engine": "sequential"}
-    return {**shared, **usual, "evaluate_every": 3, **others}
+    return {**shared, **usual, "evaluate_every": 3, "checkpoint_every": 0, **others}
 
 
 @pytest.fixture(scope="module")

@@ -34,7 +34,7 @@ PAUSE = 0.2
 """Seconds between looks at what the server has recorded."""
 
 
-@configured(without=("clients",), also=Terms)
+@configured(without=("clients", "engine", "checkpoint_every", "class_names"), also=Terms)
 def federate(
     table: dict[str, Any],
     terms_given: dict[str, Any],
@@ -46,11 +46,12 @@ def federate(
     Each node loads its own part of the dataset; the server sees updates and statistics only.
     """
     require_flower()
-    console, terms = Console(), Terms(**terms_given)
+    console = Console()
     called = min(table["per_round"], nodes)
     config = Config.of(override(table, [("clients", nodes), ("per_round", called)]))
     dataset = data.load(config.dataset, image_size=config.image_size, seed=config.seed)
     data.Federation.build(dataset, config.partition, nodes, config.seed)  # a split that cannot be is better told now
+    terms = Terms(**terms_given, class_names=",".join(dataset.class_names))
     folder = out or free_folder(Path("runs"), folder_name(config, f"flower-{config.method}-seed{config.seed}"))
     if (folder / CONFIG).exists():
         raise UsageError(f"{folder} already holds a run; give another --out, or move it away")
@@ -62,6 +63,12 @@ def federate(
                 start_nodes(federation, config)
                 process = submit(federation, config, terms, folder)
                 follow(process, folder, lambda line: _show(console, watcher, line, dataset.class_names))
+        except KeyboardInterrupt:
+            say(
+                console,
+                f"{len(read_metrics(folder)) if (folder / METRICS).exists() else 0} rounds are kept in {folder}",
+            )
+            raise
         finally:
             _keep_logs(Path(work) / "logs", folder)
         _complain(folder, federation.log("run"))

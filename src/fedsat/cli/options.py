@@ -32,12 +32,12 @@ def configured(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Give a command every option of a run, and hand it the resulting table of settings as its first argument.
 
-    `without` names settings that the command has its own word for; `also` is a part whose options it has as well,
-    handed over as its second argument, those that were given.
+    `without` names settings that mean nothing to the command, or that it has its own word for; `also` is a part whose
+    options it has as well, handed over as its second argument, those that were given.
     """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        extra = [] if also is None else _flags(also)
+        extra = [] if also is None else [flag for flag in _flags(also) if flag.name not in without]
         taken = list(inspect.signature(command, eval_str=True).parameters.values())[1 if also is None else 2 :]
         own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in taken]
         run_options = [parameter for parameter in _parameters() if parameter.name not in without]

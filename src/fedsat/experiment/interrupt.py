@@ -15,8 +15,8 @@ class Terminated(SystemExit):
         super().__init__(128 + signal.SIGTERM)
 
 
-STOPPED = (KeyboardInterrupt, Terminated)
-"""What a user's or the system's wish to stop looks like."""
+STOPPED = (KeyboardInterrupt, SystemExit)
+"""What a wish to stop looks like: ours, or that of a host program that has its own way with signals."""
 
 
 @contextmanager

@@ -157,10 +157,10 @@ class Run:
 
     def put_away(self) -> None:
         """Write a checkpoint of the run as it stands, if it has a folder and is to have checkpoints."""
-        if self.folder is None or self.checkpoints is None:
+        setup = self.setup
+        if self.folder is None or self.checkpoints is None or setup.federation is None:
             return
         self.folder.settle()
-        setup = self.setup
         self.checkpoints.write(
             Checkpoint(
                 standing=self.standing,

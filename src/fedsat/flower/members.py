@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -79,6 +79,11 @@ class Members:
         """The remarks since they were last taken."""
         taken, self._remarks = self._remarks, []
         return taken
+
+    def last_words(self, clients: Iterable[int]) -> str:
+        """What was last remarked of each of these clients, as one text."""
+        said = {remark["client"]: remark["why"] for remark in self._remarks}
+        return "; ".join(f"client {client}: {said[client]}" for client in clients if client in said)
 
     def refresh(self) -> None:
         """See who has come and who has gone, without waiting for anybody."""

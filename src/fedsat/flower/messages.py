@@ -20,6 +20,9 @@ from fedsat.algorithms import Model
 from fedsat.flower.records import Envelope, Message, model_trees, state_trees
 from fedsat.tree import State, Tree
 
+KEY = 32
+"""The bytes of a public key."""
+
 
 @dataclass(frozen=True)
 class RunSpec:
@@ -89,7 +92,10 @@ class Card(Message):
     def read(cls, envelope: Envelope) -> Self:
         """The message that has these parts."""
         shape = tuple(int(side) for side in json.loads(envelope.text("shape")))
-        return cls(envelope.whole("number"), shape, envelope.text("key"), envelope.tree("moments"))
+        key = envelope.text("key")
+        if len(bytes.fromhex(key)) != KEY:
+            raise ValueError("the public key has another length")
+        return cls(envelope.whole("number"), shape, key, envelope.tree("moments"))
 
 
 @dataclass(frozen=True)

@@ -99,9 +99,10 @@ class RemoteEngine:
             if len(replies) >= needed:
                 break
         else:
+            why = self._members.last_words([client for client in clients.tolist() if client not in replies])
             raise TrainingError(
                 f"round {round_number}: {len(replies)} of {len(clients)} called clients answered, {needed} are needed"
-                " (--min-fraction); the record says what the others did"
+                f" (--min-fraction); {why}"
             )
         return self._joined({client: replies[client] for client in clients.tolist() if client in replies})
 

@@ -48,11 +48,9 @@ def main(grid: Grid, context: Context) -> None:
         config, terms, out = read_run_config(context.run_config)
         run = prepare(grid, config, terms, out)
         log.info("files: %s", out)
-        try:
-            carry_on(run, _tell)
-        except SystemExit:  # Flower's word for a run that is stopped from outside
-            run.close("interrupted")
-            raise
+        for note in run.notes:
+            log.info("note: %s", note)
+        carry_on(run, _tell)
     except FedsatError as error:
         log.error("fedsat: %s", error)
         raise
@@ -80,7 +78,7 @@ def prepare(grid: Grid, config: Config, terms: Terms, out: Path | None = None) -
     """A run before its first round, as soon as its nodes are there."""
     setup = assemble(grid, config, terms)
     folder = RunFolder.create(out, config.to_toml()) if out is not None else None
-    return Run(setup, Standing(start(setup.engine)), folder)
+    return Run(setup, Standing(start(setup.engine)), folder)  # no checkpoints: clients' states are on the nodes
 
 
 def assemble(grid: Grid, config: Config, terms: Terms) -> Setup:

@@ -12,34 +12,37 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import shlex
 import signal
 import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 COMMANDS = ("flwr-clientapp", "flwr-serverapp")
 """The commands of tasks, as Flower calls them."""
 
-KEPT = ("FLWR_HOME", "PATH")
-"""Variables that differ from one node to the next."""
-
-STUB = """#!{python} -IS
-import json, os, socket, sys
+ASK = """import json, os, socket, sys
 with socket.socket(socket.AF_UNIX) as asked:
-    asked.connect({address!r})
-    task = {{"command": sys.argv[1:], "name": {name!r}, "env": {{name: os.environ[name] for name in {kept!r}}}}}
+    asked.connect(sys.argv[1])
+    task = {"command": sys.argv[2:], "env": {name: os.environ[name] for name in ("FLWR_HOME", "PATH")}}
     socket.send_fds(asked, [json.dumps(task).encode()], [1, 2])
     asked.recv(1)
 """
+"""Hands a command over, with the variables that differ from one node to the next and the place for its output; run
+by a Python without any packages, it takes no time."""
 
 
 def write_stubs(folder: Path, address: Path) -> None:
     """Lay commands into `folder` that ask the server at `address`."""
     folder.mkdir(parents=True, exist_ok=True)
+    script = folder / "ask.py"
+    script.write_text(ASK)
     for name in COMMANDS:
         stub = folder / name
-        stub.write_text(STUB.format(python=sys.executable, address=str(address), name=name, kept=KEPT))
+        command = shlex.join([sys.executable, "-IS", str(script), str(address), name])
+        stub.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
         stub.chmod(0o700)
 
 
@@ -67,7 +70,7 @@ def serve(address: Path) -> None:
                     os.close(output)
 
 
-def _become(task: dict[str, object], outputs: list[int], commands: dict[str, Callable[[], object]]) -> None:
+def _become(task: dict[str, Any], outputs: list[int], commands: dict[str, Callable[[], object]]) -> None:
     """Turn this process, just forked, into the task's; it does not return."""
     code = 1
     try:
@@ -75,12 +78,9 @@ def _become(task: dict[str, object], outputs: list[int], commands: dict[str, Cal
         for output, standard in zip(outputs, (1, 2), strict=True):
             os.dup2(output, standard)
             os.close(output)
-        environment, command, name = task["env"], task["command"], str(task["name"])
-        assert isinstance(environment, dict)
-        assert isinstance(command, list)
-        os.environ.update(environment)
-        sys.argv = [name, *command]
-        commands[name]()
+        os.environ.update(task["env"])
+        sys.argv = task["command"]
+        commands[sys.argv[0]]()
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
