@@ -5,13 +5,13 @@ BIN := $(VENV)/bin
 # The stamp carries the pins: changing them or pyproject.toml installs again.
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test check format bench bench-peers clean
+.PHONY: install demo test check format bench bench-peers audit clean
 
 install: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,flower]'
 	touch $@
 
 demo: $(STAMP)
@@ -36,6 +36,13 @@ bench: $(STAMP)
 bench-peers:
 	$(PYTHON) -m venv $(VENV)-bench
 	$(VENV)-bench/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+
+# Asks PyPI's advisories about every installed package; fails if one has a known hole or could not be asked about.
+audit: $(STAMP)
+	$(PYTHON) -m venv $(VENV)/audit
+	$(VENV)/audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit
+	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+.*//; s/ @.*//' > $(VENV)/audit/installed.txt
+	$(VENV)/audit/bin/pip-audit --strict --no-deps --disable-pip --requirement $(VENV)/audit/installed.txt
 
 clean:
 	rm -rf $(VENV) $(VENV)-bench build .pytest_cache .mypy_cache .ruff_cache src/*.egg-info

@@ -55,7 +55,7 @@ def main() -> None:
         for method in METHODS:
             cells = []
             for every in (None, 10):
-                with tempfile.TemporaryDirectory(dir=".", prefix="checkpoint-") as folder:
+                with tempfile.TemporaryDirectory(prefix="fedsat-checkpoint-") as folder:
                     took = measure({**settings, "algorithm": method, "checkpoint_every": every}, Path(folder) / "run")
                 cells.append(f"{took['checkpoints']} written, {took['part']:.1%}")
             size = f"{took['MB']:,.1f} MB"

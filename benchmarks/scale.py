@@ -1,4 +1,4 @@
-"""Memory and set-up time as federations grow, and memory over many rounds.
+"""Memory and set-up time as federations grow. What many rounds do is measured by long.py.
 
     python benchmarks/scale.py            (about five minutes; needs `fedsat data get mnist`)
 
@@ -22,16 +22,12 @@ CASES: dict[str, dict[str, Any]] = {
     "10,000 clients of 6 samples, FedAvg": {"clients": 10_000, "algorithm": "fedavg", "rounds": 20},
     "10,000 clients of 6 samples, FedSat": {"clients": 10_000, "algorithm": "fedsat", "rounds": 20},
     "100,000 clients of 6 samples, FedAvg": {"clients": 100_000, "algorithm": "fedavg", "rounds": 3},
-    "500 rounds, FedSat": {"clients": 100, "algorithm": "fedsat", "rounds": 500},
 }
 
 
-def megabytes(peak: bool) -> float:
-    """Memory of this process: its peak, or what it holds now."""
-    if peak:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize() / 2**20
+def peak_megabytes() -> float:
+    """The most memory that this process held."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def play(case: dict[str, Any]) -> dict[str, Any]:
@@ -39,24 +35,16 @@ def play(case: dict[str, Any]) -> dict[str, Any]:
     import fedsat  # noqa: PLC0415 (each case imports in its own process)
 
     settings = {"partition": "iid", "per_round": 100, "workers": 5, "epochs": 1, "evaluate_every": 50, **case}
-    if case["clients"] == 100:
-        settings |= {"dataset": "mnist-mini", "per_round": 15}
-    elif case["clients"] == 10_000:
+    if case["clients"] == 10_000:
         settings |= {"dataset": "mnist"}
     else:
         settings |= {"dataset": str(many_samples(6 * case["clients"]))}
     began = time.perf_counter()
     run = fedsat.prepare(fedsat.configure(**settings))
     setup = time.perf_counter() - began
-    held: dict[int, float] = {}
-
-    def watch(_: Any, line: dict[str, Any]) -> None:
-        if line["round"] in (50, 500):
-            held[line["round"]] = megabytes(peak=False)
-
-    fedsat.carry_on(run, watch)
+    fedsat.carry_on(run)
     seconds = sum(sum(line["seconds"].values()) for line in run.metrics) / len(run.metrics)
-    return {"set-up s": setup, "s a round": seconds, "peak MB": megabytes(peak=True), "held MB": held}
+    return {"set-up s": setup, "s a round": seconds, "peak MB": peak_megabytes()}
 
 
 def many_samples(count: int) -> Path:

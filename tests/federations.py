@@ -7,12 +7,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from fedsat.algorithms import Algorithm
 from fedsat.data import Dataset, Federation, Split
-from fedsat.engine import LocalTraining, SequentialEngine
+from fedsat.engine import Attack, LocalTraining, SequentialEngine, StackedEngine
+from fedsat.engine.fold import FoldedNetwork
 from fedsat.models import build_model
 from fedsat.options import Spec
+from fedsat.sampling import Indices
+from fedsat.tree import Tree
 
 
 def tiny_dataset(samples: int = 90, features: tuple[int, ...] = (6,), classes: int = 3) -> Dataset:
@@ -39,12 +43,32 @@ def make_engine(
     lr: float = 0.1,
     seed: int = 3,
     augment: bool = False,
+    stragglers: float = 0.0,
+    attack: Attack | None = None,
+    attackers: Indices | None = None,
     engine: Callable[..., Any] = SequentialEngine,
     **options: Any,
 ) -> Any:
     """An engine on the tiny dataset, in float64; sequential unless another is asked for."""
     dataset = dataset or tiny_dataset()
     federation = Federation.build(dataset, partition, clients, seed)
+    if attack is not None and attackers is not None:
+        federation = attack.poison(federation, attackers)
     module = build_model(model, dataset.input_shape, dataset.classes, seed)
-    training = LocalTraining(epochs, batch_size, lr, augment, seed)
+    training = LocalTraining(epochs, batch_size, lr, augment, seed, stragglers)
     return engine(module, federation, algorithm, training, torch.device("cpu"), torch.float64, **options)
+
+
+def stacked(
+    module: nn.Module, federation: Federation, algorithm: Algorithm, *rest: Any, **options: Any
+) -> StackedEngine:
+    """A stacked engine of a folded network, in the place of `SequentialEngine`."""
+    return StackedEngine(
+        FoldedNetwork(module, algorithm.uses_features), module, federation, algorithm, *rest, **options
+    )
+
+
+def furthest(left: Tree, right: Tree) -> float:
+    """The largest difference between two trees."""
+    assert left.keys() == right.keys()
+    return max((float((left[name] - right[name]).abs().max()) for name in left), default=0.0)

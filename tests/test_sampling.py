@@ -7,7 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsat.sampling import batch_order, crops_and_flips, generator, sample_clients, sample_workers
+from fedsat.sampling import (
+    batch_order,
+    crops_and_flips,
+    draw_attackers,
+    generator,
+    local_epochs,
+    sample_clients,
+    sample_workers,
+    which_workers_report,
+    who_answers,
+)
 
 
 def test_clients_are_distinct_and_depend_on_seed_and_round_alone() -> None:
@@ -60,3 +70,37 @@ def test_crops_stay_within_the_padding() -> None:
     assert drawn.shape == (2, 500, 3)
     assert set(np.unique(drawn[..., :2])) == set(range(9))
     assert drawn[..., 2].mean() == pytest.approx(0.5, abs=0.1)
+
+
+def test_attackers_are_fixed_by_the_seed_and_as_many_as_asked_for() -> None:
+    assert len(draw_attackers(0, 100, 0.2)) == len(set(draw_attackers(0, 100, 0.2).tolist())) == 20
+    assert draw_attackers(0, 100, 0.2).tolist() == draw_attackers(0, 100, 0.2).tolist()
+    assert draw_attackers(0, 100, 0.2).tolist() != draw_attackers(1, 100, 0.2).tolist()
+    assert [len(draw_attackers(0, 7, share)) for share in (0.0, 0.1, 0.5, 1.0)] == [0, 1, 4, 7]
+    # A larger share adds to the attackers, so that shares can be compared.
+    assert set(draw_attackers(0, 100, 0.1).tolist()) < set(draw_attackers(0, 100, 0.3).tolist())
+
+
+def test_dropout_strikes_the_share_asked_for_each_client_on_its_own() -> None:
+    everyone = np.arange(4000)
+    answer = who_answers(0, 1, everyone, 0.3)
+    assert answer.mean() == pytest.approx(0.7, abs=0.03)
+    assert np.array_equal(answer[[7, 40]], who_answers(0, 1, np.array([7, 40]), 0.3))
+    assert not np.array_equal(answer, who_answers(0, 2, everyone, 0.3))
+    assert who_answers(0, 1, everyone, 0.0).all()
+
+
+def test_a_worker_out_of_reach_is_so_for_all_clients_and_a_client_reports_on_itself() -> None:
+    workers = np.array([[node, *range(100, 160)] for node in range(20)])
+    reports = which_workers_report(0, 1, workers, 0.5)
+    assert reports[:, 0].all()
+    assert (reports[:, 1:] == reports[0, 1:]).all()
+    assert 0.3 < reports[0, 1:].mean() < 0.7
+    assert which_workers_report(0, 1, workers, 0.0).all()
+
+
+def test_stragglers_do_one_to_all_but_one_epochs() -> None:
+    epochs = [local_epochs(0, 1, client, 5, 0.5) for client in range(2000)]
+    assert np.bincount(epochs)[1:] / 2000 == pytest.approx([0.125] * 4 + [0.5], abs=0.04)
+    assert epochs[9] == local_epochs(0, 1, 9, 5, 0.5)
+    assert {local_epochs(0, 1, client, 5, 0.0) for client in range(50)} == {5}

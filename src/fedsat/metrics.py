@@ -6,7 +6,7 @@ Counts from different samples, clients or batches simply add up; rates are taken
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -36,6 +36,16 @@ class ClassCounts:
     """TP: how often it was predicted rightly."""
     labels: Tensor
     """T: how many samples of it the worker has."""
+    workers: Tensor | None = None
+    """Which node each report is from, [K, w], where that is known."""
+
+    def without(self, missing: Tensor) -> ClassCounts:
+        """The counts with the reports marked in `missing`, [K, w], as zeros: reports about no samples."""
+        gone = missing[..., None]
+        predicted, correct, labels = (
+            vector.masked_fill(gone, 0) for vector in (self.predicted, self.correct, self.labels)
+        )
+        return ClassCounts(predicted, correct, labels, self.workers)
 
     @staticmethod
     def from_confusion(counts: Tensor) -> ClassCounts:
@@ -74,10 +84,20 @@ class Evaluation:
 
     def expected_client_accuracy(self, class_counts: NDArray[np.int64]) -> Floats:
         """Σ_c p_k(c) · recall_c for every client: its score on fresh data of its own class mix (SPEC §9)."""
-        recall = self.recall
-        known = ~np.isnan(recall)
-        mix = class_counts[:, known].astype(np.float64)
-        return share(mix @ recall[known], mix.sum(axis=1))
+        return expected_accuracy(self.recall, class_counts)
+
+
+def expected_accuracy(recall: Floats, class_counts: NDArray[np.int64]) -> Floats:
+    """Σ_c p_k(c) · recall_c over the classes whose recall is known, for every row of class counts."""
+    known = ~np.isnan(recall)
+    mix = class_counts[:, known].astype(np.float64)
+    return share(mix @ recall[known], mix.sum(axis=1))
+
+
+Assessment = tuple[Evaluation, Floats]
+"""How a model does on the test set, and every client's accuracy (NaN where it is not known)."""
+ClientAccuracy = Literal["expected", "own"]
+"""Clients' accuracy from their class mix and the test recalls, or on their own training samples."""
 
 
 def share(part: NDArray[Any], whole: NDArray[Any]) -> Floats:

@@ -60,3 +60,40 @@ def crops_and_flips(seed: int, round_number: int, client: int, size: int, epochs
     rng = generator(seed, "augment", round_number, client)
     offsets = rng.integers(0, 2 * pad + 1, (epochs, size, 2), dtype=np.uint8)
     return np.concatenate([offsets, rng.integers(0, 2, (epochs, size, 1), dtype=np.uint8)], axis=2)
+
+
+def draw_attackers(seed: int, clients: int, share: float) -> Indices:
+    """The malicious clients of a run, in ascending order: fixed for the run, the nearest whole number to the share."""
+    rng = generator(seed, "attackers")
+    return np.sort(rng.permutation(clients)[: round(share * clients)]).astype(np.int64)
+
+
+def who_answers(seed: int, round_number: int, called: Indices, dropout: float) -> NDArray[np.bool_]:
+    """Which of the called clients answer: each fails with probability `dropout`, on its own."""
+    return _spared(dropout, called, seed, "dropout of clients", round_number)
+
+
+def which_workers_report(seed: int, round_number: int, workers: Indices, dropout: float) -> NDArray[np.bool_]:
+    """Which workers report on which client (rows); the client itself, in the first column, has answered already.
+
+    A node that is out of reach is so for the whole round, whomever it was asked about.
+    """
+    nodes, places = np.unique(workers, return_inverse=True)
+    reports = _spared(dropout, nodes, seed, "dropout of workers", round_number)[places].reshape(workers.shape)
+    reports[:, 0] = True
+    return reports
+
+
+def local_epochs(seed: int, round_number: int, client: int, epochs: int, stragglers: float) -> int:
+    """The epochs that a client gets done: all, or for a straggler some number below, each as likely."""
+    if _spared(stragglers, np.array([client]), seed, "stragglers", round_number)[0]:
+        return epochs
+    return int(generator(seed, "epochs of stragglers", round_number, client).integers(1, epochs))
+
+
+def _spared(share: float, nodes: Indices, seed: int, purpose: str, round_number: int) -> NDArray[np.bool_]:
+    """Which nodes a misfortune that meets this share of them does not meet."""
+    if not share:
+        return np.ones(len(nodes), dtype=np.bool_)
+    draws = [generator(seed, purpose, round_number, node).random() for node in nodes.tolist()]
+    return np.array(draws) >= share

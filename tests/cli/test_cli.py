@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import tomllib
 from pathlib import Path
 
@@ -327,6 +328,42 @@ def test_a_stopped_run_finishes_its_files(tmp_path: Path, number: signal.Signals
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "interrupted"
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) >= 2
     assert list((tmp_path / "run" / "checkpoints").glob("*.safetensors"))
+
+
+def any_left(group: int) -> bool:
+    """Whether a process of the group is still there."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_runs_in_processes_are_stopped_together(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    wanted = ["--algorithms", "fedavg,fedprox,fedsat", "--jobs", "2", "--rounds", "100000", "--out", "many"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedsat", "compare", *wanted],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 60
+    files = [tmp_path / "many" / f"{name}-seed0" / "metrics.jsonl" for name in ("fedavg", "fedprox")]
+    while not all(file.exists() and file.stat().st_size for file in files):
+        assert time.monotonic() < deadline
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.05)
+    os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)  # as a terminal does
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (code, "fedsat: stopped\n")
+    assert "0 of 3 runs are done; the same command goes on from here" in out
+    for file in files:
+        assert json.loads((file.parent / "summary.json").read_text())["status"] == "interrupted"
+    assert not (tmp_path / "many" / "fedsat-seed0").exists()
+    while any_left(process.pid):
+        assert time.monotonic() < deadline + 60
 
 
 def test_resume(capsys: pytest.CaptureFixture[str]) -> None:

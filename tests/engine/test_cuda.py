@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_stacked import CALLS, furthest, image_dataset, play
+from test_stacked import CALLS, image_dataset, play
 
-from fedsat.algorithms import Model, algorithms
+from federations import furthest
+from fedsat.algorithms import Model, algorithms, combinations
 from fedsat.data import Federation
-from fedsat.engine import LocalTraining, SequentialEngine, StackedEngine, play_round, start
+from fedsat.engine import Adversity, LocalTraining, SequentialEngine, StackedEngine, attacks, play_round, start
 from fedsat.engine.fold import FoldedNetwork
 from fedsat.models import build_model
 from fedsat.tree import expand
@@ -19,7 +20,7 @@ from fedsat.tree import expand
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
-def engine(kind: str, algorithm: str, model: Any, lanes: int | None = 3) -> Any:
+def engine(kind: str, algorithm: Any, model: Any, lanes: int | None = 3) -> Any:
     dataset = image_dataset()
     federation = Federation.build(dataset, {"name": "lqsmc", "classes_per_client": 2}, 9, 3)
     module, method = build_model(model, dataset.input_shape, dataset.classes, 3), algorithms.build(algorithm)
@@ -36,6 +37,21 @@ def test_graphs_equal_the_sequential_engine(algorithm: str, model: Any) -> None:
     many, _ = play(engine("stacked", algorithm, model), 2)
     assert furthest(one.server.model.params, many.server.model.params) < 1e-9
     assert furthest(one.server.model.buffers, many.server.model.buffers) < 1e-9
+
+
+@pytest.mark.parametrize("attack", list(attacks))
+@pytest.mark.parametrize("combination", list(combinations))
+def test_adversity_is_the_same_on_a_gpu(attack: str, combination: str) -> None:
+    adversity = Adversity(0.3, 20.0, attacks.build(attack), np.array([0, 4, 7]))
+    method = {"name": "fedsat-robust", "combination": combination}
+    trained = []
+    for kind in ("sequential", "stacked"):
+        made = engine(kind, method, "mlp")
+        training = start(made)
+        for _ in range(3):
+            play_round(made, training, CALLS, adversity)
+        trained.append(training.server.model.params)
+    assert furthest(*trained) < 1e-9
 
 
 @pytest.mark.parametrize(

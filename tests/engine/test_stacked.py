@@ -9,14 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from federations import make_engine
-from fedsat.algorithms import Algorithm, FedAvg, algorithms
-from fedsat.data import Dataset, Federation, Split
-from fedsat.engine import Calls, Engine, Federated, PlayedRound, SequentialEngine, StackedEngine, play_round, start
+from federations import furthest, make_engine, stacked
+from fedsat.algorithms import FedAvg, algorithms
+from fedsat.data import Dataset, Split
+from fedsat.engine import Calls, Engine, Federated, PlayedRound, SequentialEngine, play_round, start
 from fedsat.engine.base import BaseEngine
-from fedsat.engine.fold import FoldedNetwork, QuickTanh
+from fedsat.engine.fold import QuickTanh
 from fedsat.errors import TrainingError
-from fedsat.tree import Tree
 
 CALLS = Calls(per_round=4, workers=3, seed=3)
 
@@ -35,22 +34,9 @@ def image_dataset() -> Dataset:
     return Dataset("patches", split(120), split(40), tuple("abcd"))
 
 
-def stacked(
-    module: nn.Module, federation: Federation, algorithm: Algorithm, *rest: Any, **options: Any
-) -> StackedEngine:
-    return StackedEngine(
-        FoldedNetwork(module, algorithm.uses_features), module, federation, algorithm, *rest, **options
-    )
-
-
 def play(engine: Engine, rounds: int) -> tuple[Federated, list[PlayedRound]]:
     training = start(engine)
     return training, [play_round(engine, training, CALLS) for _ in range(rounds)]
-
-
-def furthest(left: Tree, right: Tree) -> float:
-    assert left.keys() == right.keys()
-    return max((float((left[name] - right[name]).abs().max()) for name in left), default=0.0)
 
 
 def assert_equal(algorithm: str, *, lanes: int | None, **options: Any) -> None:

@@ -71,6 +71,8 @@ def test_parts_may_be_given_as_objects_and_classes() -> None:
         ({"algorithm": "fedsat", "without": ["psl", "pwa"]}, "fedsat-psl-pwa"),
         ({"algorithm": "fedsat", "without": ["correction"]}, "fedsat-correction"),
         ({"algorithm": "fedavg", "with_parts": ["psl", "pwa"]}, "fedavg+psl+pwa"),
+        ({"algorithm": "scaffold", "with_parts": ["multi-krum"]}, "scaffold+multi-krum"),
+        ({"without": ["pwa"], "with_parts": ["trimmed-mean"]}, "fedsat-pwa+trimmed-mean"),
     ],
 )
 def test_the_method_names_its_parts(settings: dict[str, Any], method: str) -> None:

@@ -15,6 +15,10 @@ import fedsat
 from fedsat.algorithms import Model
 from fedsat.experiment import Config, Run
 from fedsat.experiment.record import free_folder, read_metrics
+from fedsat.experiment.store import StoredRun
+from fedsat.report.figures import write_figures
+from fedsat.report.groups import group_runs
+from fedsat.report.page import write_page
 
 SMALL: dict[str, Any] = {
     "clients": 30, "per_round": 4, "workers": 3, "rounds": 3, "epochs": 1, "lr": 0.05, "classes_per_client": 3,
@@ -170,3 +174,61 @@ def test_a_round_whose_evaluation_is_interrupted_was_not_played(
         fedsat.carry_on(run)
     assert [line["round"] for line in read_metrics(tmp_path / "run")] == [1]
     assert (run.training.rounds, len(run.metrics)) == (1, 1)
+
+
+ADVERSE: dict[str, Any] = {"dropout": 0.4, "stragglers": 0.5, "epochs": 2, "attack": "scale", "attackers": 0.3}
+
+
+def test_misfortunes_are_recorded(tmp_path: Path) -> None:
+    run = fedsat.run(**{**SMALL, **ADVERSE, "per_round": 8, "max_norm": 3.0}, out=tmp_path / "one")
+    attackers = set(run.setup.adversity.attackers.tolist())
+    assert len(attackers) == 9
+    assert "9 of 30 clients are malicious (scale)" in run.notes
+    refused = [int(client) for line in run.metrics for client in line.get("refused", {})]
+    assert refused
+    assert set(refused) <= attackers
+    for line in run.metrics:
+        called = [*line["clients"], *line.get("missing", []), *map(int, line.get("refused", {}))]
+        assert len(set(called)) == len(called) == 8
+        assert len(line["weights"]) == len(line["clients"])
+    assert run.summary["refused"] == len(refused)
+    assert run.summary["missing"] == sum(len(line.get("missing", [])) for line in run.metrics)
+    assert read_metrics(tmp_path / "one") == run.metrics
+
+
+def test_a_skipped_round_is_recorded_and_drawn(tmp_path: Path) -> None:
+    # One client a round of which half do not answer: with this seed the first round is skipped.
+    run = fedsat.run(**{**SMALL, "per_round": 1, "dropout": 0.5, "seed": 2}, out=tmp_path / "one")
+    skipped, answered = run.metrics[0], run.metrics[-1]
+    assert (skipped["clients"], skipped["weights"], skipped["train_loss"]) == ([], [], None)
+    assert skipped["effective_clients"] == 0
+    assert len(skipped["missing"]) == 1
+    assert skipped["bytes_down"] > 0 == skipped["bytes_up"]
+    assert answered["weights"] == [1.0]
+    groups = group_runs([StoredRun.read(tmp_path / "one")])
+    write_page(groups, tmp_path / "page.html")
+    write_figures(groups, tmp_path / "figures")
+
+
+def test_labels_are_flipped_for_training_and_not_for_judging() -> None:
+    flipped = fedsat.run(**SMALL, attack="label-flip", attackers=1.0)
+    honest = fedsat.run(**SMALL)
+    assert (flipped.setup.federation.class_counts == honest.setup.federation.class_counts).all()
+    # Everyone learned to say 9 − y, and the model is judged by y.
+    assert flipped.metrics[-1]["test_accuracy"] < 0.1
+    assert flipped.metrics[-1]["test_loss"] > honest.metrics[-1]["test_loss"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"attack": "scale"}, "give both, such as --attack sign-flip --attackers 0.2"),
+        ({"attackers": 0.2}, "give both"),
+        ({"stragglers": 0.2, "epochs": 1}, "with epochs = 1 there are none fewer"),
+        ({"dropout": 1.0}, "dropout is 1; it must be below 1"),
+        ({"attack": "sing-flip", "attackers": 0.2}, "did you mean 'sign-flip'"),
+    ],
+)
+def test_adversity_that_cannot_be_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(fedsat.UsageError, match=message):
+        fedsat.configure(**settings)

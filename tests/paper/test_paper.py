@@ -107,7 +107,7 @@ def test_ours_beside_the_papers(tmp_path: Path) -> None:
 
     text = write_document(tmp_path, tmp_path / "results.md").read_text()
     assert "| fedsat | 98.49 | 93.50 ± 0.71 | -4.99 |" in text
-    assert "4 of 180 cells of the paper are here." in text
+    assert "4 of 180 cells are here." in text
     assert "cpu: test" in text
 
 

@@ -12,6 +12,7 @@ from fedsat.algorithms.base import (
     Updates,
     algorithms,
 )
+from fedsat.algorithms.combination import Combination, combinations
 from fedsat.algorithms.elastic import Elastic
 from fedsat.algorithms.fedavg import FedAvg
 from fedsat.algorithms.fedavgm import FedAvgM
@@ -32,6 +33,7 @@ __all__ = [
     "Algorithm",
     "Batch",
     "BySamples",
+    "Combination",
     "CrossEntropy",
     "Elastic",
     "FedAvg",
@@ -59,6 +61,7 @@ __all__ = [
     "Weighing",
     "Weighting",
     "algorithms",
+    "combinations",
     "footprint",
     "objectives",
     "weightings",

@@ -14,8 +14,8 @@ hyper-parameters. Tensors of clients carry the client as first axis (see `fedsat
 `penalty`, `pull` and `step` never branch on a tensor's values, and what `begin` returns and `step` hands on have the
 same names and shapes: engines run many clients at once and record these functions as graphs. All but `penalty` are
 called without gradients being tracked.
-What a sample costs (`Objective`) and how much a client weighs (`Weighting`) are parts of their own, so that
-each can be put on any method.
+What a sample costs (`Objective`), how much a client weighs (`Weighting`) and how movements become one (`Combination`)
+are parts of their own, so that each can be put on any method.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ from typing import Annotated, ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from fedsat.algorithms.combination import Combination, combinations
 from fedsat.algorithms.objective import CrossEntropy, Objective, objectives
 from fedsat.algorithms.weighting import BySamples, Weighting, weightings
 from fedsat.options import Option, Registry, check
-from fedsat.tree import State, Tree, add, expand, per_client, tree_map, weighted_sum
+from fedsat.tree import State, Tree, add, expand, per_client, tree_map
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,7 @@ class Algorithm:
     server_lr: Annotated[float, Option("η_g, global learning rate", above=0)] = 1.0
     objective: Annotated[Objective, Option("what a sample costs", among=objectives)] = CrossEntropy()
     weighting: Annotated[Weighting, Option("how much a client weighs", among=weightings)] = BySamples()
+    combination: Annotated[Combination, Option("how movements become one", among=combinations)] = Combination()
 
     uses_features: ClassVar[bool] = False
     """Whether `penalty` reads `outputs.features`."""
@@ -180,8 +182,19 @@ class Algorithm:
         return {}, {}
 
     def aggregate(self, server: Server, updates: Updates, weights: Tensor) -> Server:
-        """Θ ← Θ − η_g Σ_k w_k (Θ − θ_k); buffers are averaged with the same weights."""
-        return replace(server, model=move(server.model, updates, weights, self.server_lr))
+        """Θ ← Θ − η_g Σ_k w_k (Θ − θ_k), or another combination; buffers are combined alike."""
+        return replace(
+            server, model=self.advance(server.model, self.movement(server.model, updates, weights), updates, weights)
+        )
+
+    def movement(self, model: Model, updates: Updates, weights: Tensor) -> Tree:
+        """Σ_k w_k (θ_k − Θ), or what the combination puts in its place."""
+        return self.combination.centre(movements(model, updates), weights)
+
+    def advance(self, model: Model, movement: Tree, updates: Updates, weights: Tensor) -> Model:
+        """Θ + η_g · movement; buffers take no part in a method's movement, they are the clients' own combined."""
+        params = add(model.params, movement, self.server_lr)
+        return Model(params, combine_buffers(updates.model.buffers, weights, self.combination))
 
     def reported_models(self, server: Server) -> dict[str, Model]:
         """Models that the method's authors evaluate besides the one sent to clients, by name."""
@@ -194,20 +207,9 @@ def descend(params: Tree, direction: Tree, lr: float) -> Tree:
     return add(params, direction, -lr)
 
 
-def move(model: Model, updates: Updates, weights: Tensor, server_lr: float) -> Model:
-    """The model moved by the weighted mean of the clients' movements."""
-    return advance(model, mean_movement(model, updates, weights), server_lr, updates, weights)
-
-
-def mean_movement(model: Model, updates: Updates, weights: Tensor) -> Tree:
-    """Σ_k w_k (θ_k − Θ)."""
-    return weighted_sum(tree_map(torch.sub, updates.model.params, model.params), weights)
-
-
-def advance(model: Model, movement: Tree, server_lr: float, updates: Updates, weights: Tensor) -> Model:
-    """Θ + η_g · movement; buffers take no part in a method's movement, they are the clients' weighted mean."""
-    params = add(model.params, movement, server_lr)
-    return Model(params, average_buffers(updates.model.buffers, weights))
+def movements(model: Model, updates: Updates) -> Tree:
+    """θ_k − Θ of every client."""
+    return tree_map(torch.sub, updates.model.params, model.params)
 
 
 def step_direction(start: Tree, end: Tree, lr: float, steps: Tensor) -> Tree:
@@ -229,13 +231,13 @@ def gradient(costs: Tensor, params: Tree) -> Tree:
     )
 
 
-def average_buffers(buffers: Tree, weights: Tensor) -> Tree:
-    """Floating buffers averaged; whole-number counters take the maximum.
+def combine_buffers(buffers: Tree, weights: Tensor, combination: Combination) -> Tree:
+    """Floating buffers combined as the movements are; whole-number counters take the maximum.
 
     The mean is taken around the first client's, so that what all clients share stays as it is to the last bit.
     """
     floats = {name: tensor for name, tensor in buffers.items() if tensor.is_floating_point()}
-    offsets = weighted_sum(tree_map(lambda tensor: tensor - tensor[0], floats), weights)
+    offsets = combination.centre(tree_map(lambda tensor: tensor - tensor[0], floats), weights)
     return {name: tensor[0] + offsets[name] if name in offsets else tensor.amax(0) for name, tensor in buffers.items()}
 
 

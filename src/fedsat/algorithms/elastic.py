@@ -22,14 +22,12 @@ from fedsat.algorithms.base import (
     Server,
     Task,
     Updates,
-    advance,
     algorithms,
     differentiable,
     gradient,
-    mean_movement,
 )
 from fedsat.options import Option
-from fedsat.tree import State, per_client, tree_map, weighted_sum, zeros_like
+from fedsat.tree import State, per_client, tree_map, zeros_like
 
 
 @algorithms.register("elastic")
@@ -42,7 +40,8 @@ class Elastic(Algorithm):
 
     def begin(self, task: Task) -> State:
         """ω, in evaluation mode; divided by 1 − μ^B, so that clients of few batches count as much as others."""
-        model, sensitivity = differentiable(task), zeros_like(task.start.params)
+        model = differentiable(task)
+        sensitivity = zeros_like(model.params)
         batches = torch.zeros(len(task.class_counts), dtype=torch.float64, device=task.class_counts.device)
         for batch in task.examples():
             real = batch.real.sum(1)
@@ -66,9 +65,9 @@ class Elastic(Algorithm):
 
     def aggregate(self, server: Server, updates: Updates, weights: Tensor) -> Server:
         """Θ ← Θ + η_g ζ ⊙ Σ_k w_k (θ_k − Θ)."""
-        shares = tree_map(self.share, weighted_sum(updates.uploads["sensitivity"], weights))
-        movement = tree_map(torch.mul, shares, mean_movement(server.model, updates, weights))
-        return Server(advance(server.model, movement, self.server_lr, updates, weights))
+        shares = tree_map(self.share, self.combination.centre(updates.uploads["sensitivity"], weights))
+        movement = tree_map(torch.mul, shares, self.movement(server.model, updates, weights))
+        return Server(self.advance(server.model, movement, updates, weights))
 
     def share(self, sensitivity: Tensor) -> Tensor:
         """ζ of a tensor's elements, in [τ, 1 + τ]; 1 where nothing depends on the tensor."""

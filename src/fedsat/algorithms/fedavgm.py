@@ -7,7 +7,7 @@ from typing import Annotated
 
 from torch import Tensor
 
-from fedsat.algorithms.base import Algorithm, Model, Server, Updates, advance, algorithms, mean_movement
+from fedsat.algorithms.base import Algorithm, Model, Server, Updates, algorithms
 from fedsat.options import Option
 from fedsat.tree import State, tree_map, zeros_like
 
@@ -26,7 +26,7 @@ class FedAvgM(Algorithm):
 
     def aggregate(self, server: Server, updates: Updates, weights: Tensor) -> Server:
         """v ← β v + Δ; Θ ← Θ + η_g v, or Θ + η_g (Δ + β v) in Nesterov's form; Δ = Σ_k w_k (θ_k − Θ)."""
-        movement = mean_movement(server.model, updates, weights)
+        movement = self.movement(server.model, updates, weights)
         momentum = tree_map(lambda v, d: self.momentum * v + d, server.memory["momentum"], movement)
         ahead = tree_map(lambda v, d: d + self.momentum * v, momentum, movement) if self.nesterov else momentum
-        return Server(advance(server.model, ahead, self.server_lr, updates, weights), {"momentum": momentum})
+        return Server(self.advance(server.model, ahead, updates, weights), {"momentum": momentum})

@@ -24,7 +24,7 @@ from fedsat.algorithms.base import (
     Task,
     Updates,
     algorithms,
-    move,
+    movements,
 )
 from fedsat.algorithms.weighting import Uniform, Weighting, weightings
 from fedsat.options import Option
@@ -61,13 +61,9 @@ class FedDyn(Algorithm):
 
     def aggregate(self, server: Server, updates: Updates, weights: Tensor) -> Server:
         """λ̄ ← λ̄ + (1/N) Σ_k (θ_k − Θ), over all N clients; Θ ← Σ_k w_k θ_k + λ̄."""
-        mean_dual = tree_map(
-            lambda dual, x, y: dual + (y - x).sum(0) / updates.population,
-            server.memory["mean_dual"],
-            server.model.params,
-            updates.model.params,
-        )
-        mean = move(server.model, updates, weights, self.server_lr)
+        moved = self.combination.total(movements(server.model, updates), weights)
+        mean_dual = tree_map(lambda dual, sums: dual + sums / updates.population, server.memory["mean_dual"], moved)
+        mean = super().aggregate(server, updates, weights).model
         return Server(Model(tree_map(torch.add, mean.params, mean_dual), mean.buffers), {"mean_dual": mean_dual})
 
     def reported_models(self, server: Server) -> dict[str, Model]:

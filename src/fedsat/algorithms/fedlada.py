@@ -9,7 +9,7 @@ direction of a step, (Θ − θ_k)/(η K_k): the server knows η and K_k, so cli
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import torch
@@ -24,12 +24,11 @@ from fedsat.algorithms.base import (
     Updates,
     algorithms,
     descend,
-    move,
     step_direction,
 )
 from fedsat.algorithms.weighting import Uniform, Weighting, weightings
 from fedsat.options import Option
-from fedsat.tree import State, Tree, expand, tree_map, weighted_sum, zeros_like
+from fedsat.tree import State, Tree, expand, tree_map, zeros_like
 
 
 @algorithms.register("fedlada")
@@ -79,7 +78,7 @@ class FedLADA(Algorithm):
         """Θ as in FedAvg; v ← Σ w_k v̂_k; g_a ← Σ w_k (Θ − θ_k)/(η K_k)."""
         directions = step_direction(server.model.params, updates.model.params, updates.lr, updates.steps)
         memory = {
-            "second_moment": weighted_sum(updates.uploads["second_moment"], weights),
-            "direction": weighted_sum(directions, weights),
+            "second_moment": self.combination.centre(updates.uploads["second_moment"], weights),
+            "direction": self.combination.centre(directions, weights),
         }
-        return Server(move(server.model, updates, weights, self.server_lr), memory)
+        return replace(super().aggregate(server, updates, weights), memory=memory)

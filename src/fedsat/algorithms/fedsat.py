@@ -26,6 +26,7 @@ from fedsat.algorithms.base import (
     algorithms,
     step_direction,
 )
+from fedsat.algorithms.combination import ClippedMean
 from fedsat.algorithms.objective import Objective, objectives
 from fedsat.algorithms.psl import PredictionSensitiveLoss
 from fedsat.algorithms.pwa import PrioritizedClassWeights
@@ -114,6 +115,13 @@ class FedSat(Algorithm):
         return replace(moved, memory={"direction": direction})
 
 
+algorithms.preset(
+    "fedsat-robust",
+    of="fedsat",
+    summary="FedSat against malicious clients: workers' medians, a filter by own classes, clipped movements",
+    weighting=PrioritizedClassWeights(statistics="median", min_recall=0.9),
+    combination=ClippedMean(),
+)
 algorithms.preset(
     "fedsat-paper",
     of="fedsat",

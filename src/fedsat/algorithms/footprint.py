@@ -29,6 +29,14 @@ def footprint(algorithm: Algorithm) -> Footprint:
     """The method's footprint. Beyond the model, only parameters are kept or sent, not buffers."""
     model = Model({"w": torch.ones(1)}, {})
     server = Server(model, algorithm.initial_memory(model))
+    state, upload = rehearse(algorithm, model)
+    received = algorithm.broadcast(server)
+    return Footprint(_names(state), _names(server.memory), 1 + len(_names(received)), 1 + len(_names(upload)))
+
+
+def rehearse(algorithm: Algorithm, model: Model) -> tuple[State, State]:
+    """What a client that holds `model` would keep and upload after a round: its names and shapes, not its values."""
+    server = Server(model, algorithm.initial_memory(model))
     received, kept = algorithm.broadcast(server), algorithm.initial_client_state(model)
     objective = algorithm.objective.initial_state(1)
     stacked = {name: _with_axis(tree) for name, tree in {**kept, "objective": objective}.items()}
@@ -45,8 +53,8 @@ def footprint(algorithm: Algorithm) -> Footprint:
     with torch.no_grad():
         carry = algorithm.begin(task)
         params, carry = algorithm.step(task, carry, _with_axis(model.params), _with_axis(model.params))
-        state, upload = algorithm.end(task, carry, LocalResult(params, {}, torch.ones(1, dtype=torch.int64)))
-    return Footprint(_names(state), _names(server.memory), 1 + len(_names(received)), 1 + len(_names(upload)))
+        result = LocalResult(params, _with_axis(model.buffers), torch.ones(1, dtype=torch.int64))
+        return algorithm.end(task, carry, result)
 
 
 def _echo(params: Tree, buffers: Tree, x: Tensor) -> Outputs:

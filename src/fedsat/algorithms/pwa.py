@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedsat.algorithms.weighting import Weighing, Weighting, weightings
+from fedsat.algorithms.workers import believable, median_rates, ratio, recall_on_own_classes, summed
 from fedsat.errors import UsageError
 from fedsat.metrics import ClassCounts
 from fedsat.options import Option
@@ -44,6 +45,20 @@ class PrioritizedClassWeights(Weighting):
         Option("weights are evened out until 1/Σϑ² is this share of the clients", at_least=0, at_most=1),
     ] = 0.9
 
+    statistics: Annotated[
+        Literal["sum", "median"],
+        Option("workers' counts summed, or their rates with the median taken, which a few liars cannot move"),
+    ] = "sum"
+    min_recall: Annotated[
+        float,
+        Option(
+            "clients are left out whose model reaches less than this share of what the best quarter reach in recall of "
+            "the classes that the client itself holds, as other workers see it; 0: not asked",
+            at_least=0,
+            at_most=1,
+        ),
+    ] = 0.0
+
     needs_counts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -56,12 +71,14 @@ class PrioritizedClassWeights(Weighting):
         del updates
         if counts is None:
             raise ValueError("prioritized-class weights need the workers' counts")
-        predicted, correct, labels = (
-            vector.sum(1).to(torch.float64) for vector in (counts.predicted, counts.correct, counts.labels)
-        )
+        if self.statistics == "median":
+            counts = believable(counts)
+            predicted, correct, labels = median_rates(counts)
+        else:
+            predicted, correct, labels = summed(counts)
         scores = self.scores(predicted, correct, labels)
         totals = scores.sum(1)
-        accepted = self.accepted(totals)
+        accepted = self.accepted(totals, self.competent(counts))
         raw = self.priorities(scores, correct, labels)
         if self.weights == "product":
             raw = raw * self.quality(totals, correct, labels)
@@ -76,10 +93,24 @@ class PrioritizedClassWeights(Weighting):
         fpr = ratio(predicted - correct, labels.sum(1, keepdim=True) - labels)
         return self.alpha * ratio(fnr, fnr.amax(1, keepdim=True)) + self.beta * ratio(fpr, fpr.amax(1, keepdim=True))
 
-    def accepted(self, totals: Tensor) -> Tensor:
-        """A_t: the clients with Σ_i E_{k,i} ≤ σ · mean, or the lowest-scoring if none qualifies; a mask [K]."""
-        accepted = totals <= self.sigma * totals.mean() * SLACK
-        return accepted if bool(accepted.any()) else totals == totals.min()
+    def accepted(self, totals: Tensor, competent: Tensor) -> Tensor:
+        """A_t: the competent with Σ_i E_{k,i} ≤ σ · mean, or the lowest-scoring of them if none is; a mask [K]."""
+        mean = totals[competent].mean()
+        accepted = competent & (totals <= self.sigma * mean * SLACK)
+        return accepted if bool(accepted.any()) else competent & (totals == totals[competent].min())
+
+    def competent(self, counts: ClassCounts) -> Tensor:
+        """The clients whose models know what their clients hold, a mask [K]; never empty, as the best quarter do.
+
+        The measure is the upper quartile, not the median: bad models are found low, so that it holds even in a round
+        which happens to call more attackers than others. The paper's score cannot tell: it is divided by each client's
+        own maximum, so that a model which is wrong everywhere scores no worse than one that is wrong somewhere.
+        """
+        recall = recall_on_own_classes(counts)
+        unknown = recall.isnan()
+        if not self.min_recall or bool(unknown.all()):
+            return torch.ones_like(unknown)
+        return unknown | (recall >= self.min_recall * recall[~unknown].quantile(0.75))
 
     def priorities(self, scores: Tensor, correct: Tensor, labels: Tensor) -> Tensor:
         """P_k, [K]."""
@@ -100,11 +131,6 @@ class PrioritizedClassWeights(Weighting):
         accuracy = ratio(correct, labels).sum(1)
         hits, misses = correct.sum(1), (labels - correct).sum(1).clamp(min=1)
         return accuracy * hits / totals.clamp(min=self.alpha + self.beta) / misses
-
-
-def ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """The quotient, 0 where the denominator is 0."""
-    return torch.where(denominator > 0, numerator / denominator.clamp(min=1e-300), 0.0)
 
 
 def evened(raw: Tensor, min_effective: float) -> Tensor:

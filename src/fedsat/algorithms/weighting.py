@@ -28,7 +28,7 @@ class Weighing:
     @property
     def effective_clients(self) -> float:
         """1/Σw²: how many equally weighted clients would average as much."""
-        return float(1 / self.weights.square().sum())
+        return float(1 / self.weights.square().sum()) if len(self.weights) else 0.0
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from fedsat.algorithms import Algorithm, algorithms, footprint, objectives, weightings
+from fedsat.algorithms import Algorithm, algorithms, combinations, footprint, objectives, weightings
 from fedsat.cli.data import datasets_table
 from fedsat.data import partitions
+from fedsat.engine import attacks
 from fedsat.errors import unknown
 from fedsat.models import FROM_DATA, models
 from fedsat.options import OptionField, Registry, options_of
@@ -23,6 +24,8 @@ KINDS: dict[str, Registry[Any]] = {
     "algorithms": algorithms,
     "objectives": objectives,
     "weightings": weightings,
+    "combinations": combinations,
+    "attacks": attacks,
     "models": models,
     "partitions": partitions,
 }
@@ -36,7 +39,7 @@ def show(what: Annotated[str, typer.Argument(help=f"datasets, {', '.join(KINDS)}
     elif what == "algorithms":
         console.print(footprints_table())
         print_parts(console, algorithms, shared=options_of(Algorithm))
-        say(console, "objectives and weightings have options of their own: fedsat list objectives, … weightings")
+        say(console, "objectives, weightings and combinations have options of their own: fedsat list objectives, …")
     elif what in KINDS:
         print_parts(console, KINDS[what])
     else:

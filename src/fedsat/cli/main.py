@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from fedsat.cli import data, listing, paper, training
+from fedsat.cli import data, federate, listing, paper, training
 from fedsat.errors import FedsatError, UsageError
 from fedsat.experiment.interrupt import Terminated
 from fedsat.version import __version__
@@ -26,6 +26,7 @@ app.command("run")(training.run)
 app.command("resume")(training.resume)
 app.command("compare")(training.compare)
 app.command("report")(training.report)
+app.command("federate")(federate.federate)
 app.add_typer(paper.app, name="paper")
 app.add_typer(data.app, name="data")
 app.command("list")(listing.show)
@@ -59,19 +60,19 @@ def main(arguments: list[str] | None = None) -> None:
 def _carry_out(arguments: list[str], debug: bool) -> int:
     try:
         result = app(arguments, standalone_mode=False)
-        if result == INTERRUPTED:  # typer's word for Ctrl-C
+        if result == INTERRUPTED:  # a newer typer's word for Ctrl-C; older ones raise Abort
             _say("stopped")
         return result if isinstance(result, int) else 0
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):
         _say("stopped")
         return INTERRUPTED
     except Terminated as stop:
         _say("stopped")
         return int(stop.code or 0)
-    except typer.TyperException as error:
-        _say(" ".join(error.format_message().split()) + " (--help shows what there is)")
-        return 2
     except Exception as error:
+        if hasattr(error, "format_message"):  # a wrong use of the command line: click's error, or newer typers' own
+            _say(" ".join(error.format_message().split()) + " (--help shows what there is)")
+            return 2
         if debug:
             raise
         known = isinstance(error, FedsatError)

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from fedsat.errors import UsageError
-from fedsat.experiment.config import Config, override, parse_value, read
+from fedsat.experiment.config import PLACES, Config, override, parse_value, read
 from fedsat.options import OptionField, options_of
 
 PARTITION_OPTIONS = {
@@ -27,23 +27,29 @@ AtOnce = Annotated[int, typer.Option("--jobs", help="runs carried out at once, e
 METAVARS = {int: "N", float: "NUMBER", str: "NAME"}
 
 
-def configured(*, without: tuple[str, ...] = ()) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def configured(
+    *, without: tuple[str, ...] = (), also: type | None = None
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Give a command every option of a run, and hand it the resulting table of settings as its first argument.
 
-    `without` names settings that the command has its own word for.
+    `without` names settings that the command has its own word for; `also` is a part whose options it has as well,
+    handed over as its second argument, those that were given.
     """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        taken = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+        extra = [] if also is None else _flags(also)
+        taken = list(inspect.signature(command, eval_str=True).parameters.values())[1 if also is None else 2 :]
         own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in taken]
         run_options = [parameter for parameter in _parameters() if parameter.name not in without]
 
         @functools.wraps(command)
         def wrapper(**given: Any) -> Any:
             mine = {parameter.name: given.pop(parameter.name) for parameter in own}
-            return command(settings_table(given), **mine)
+            others = {parameter.name: given.pop(parameter.name) for parameter in extra}
+            asked = {name: value for name, value in others.items() if value is not None}
+            return command(settings_table(given), *([] if also is None else [asked]), **mine)
 
-        parameters = [*run_options, *own]
+        parameters = [*run_options, *extra, *own]
         wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         del wrapper.__wrapped__  # typer would look through to the command's own signature
@@ -86,18 +92,24 @@ def _names(text: str | None) -> list[str]:
 def _parameters() -> list[inspect.Parameter]:
     """One keyword parameter for each setting, with typer's description of it."""
     file = typer.Argument(metavar="[CONFIG.toml]", help="settings of a run; options override them", show_default=False)
-    parameters = [_parameter("config_file", Path, file)]
-    for name, field in options_of(Config).items():
-        help_text = f"{field.option.help} [{_default(field)}]" if _default(field) else field.option.help
-        kind = _flag_type(field.type)
-        parameters.append(_parameter(name, kind, _flag(name, help_text, METAVARS[kind])))
+    parameters = [_parameter("config_file", Path, file), *_flags(Config)]
     for name, (kind, text) in PARTITION_OPTIONS.items():
         parameters.append(_parameter(name, kind, _flag(name, text, METAVARS[kind])))
     parameters += [
-        _parameter("without", str, _flag("without", "leave out parts of FedSat: psl, correction, pwa", "PARTS")),
-        _parameter("with_", str, _flag("with", "put parts of FedSat on another method: psl, pwa", "PARTS")),
+        _parameter("without", str, _flag("without", "leave out parts: psl, correction, pwa", "PARTS")),
+        _parameter("with_", str, _flag("with", f"put parts on a method: {', '.join(PLACES)}", "PARTS")),
         _parameter("set_", list[str], _flag("set", "any other setting; may be repeated", "KEY=VALUE")),
     ]
+    return parameters
+
+
+def _flags(part: type) -> list[inspect.Parameter]:
+    """One keyword parameter for each option of a part."""
+    parameters = []
+    for name, field in options_of(part).items():
+        help_text = f"{field.option.help} [{_default(field)}]" if _default(field) else field.option.help
+        kind = _flag_type(field.type)
+        parameters.append(_parameter(name, kind, _flag(name, help_text, METAVARS[kind])))
     return parameters
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import signal
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from fedsat import experiment
 from fedsat.errors import FedsatError, TrainingError
 from fedsat.experiment import Run
 from fedsat.experiment.config import Config
-from fedsat.experiment.interrupt import STOPPED
+from fedsat.experiment.interrupt import STOPPED, heeding_sigterm
 
 
 @dataclass(frozen=True)
@@ -46,29 +47,41 @@ def open_run(config: Config, begun: Path | None, fresh: Path) -> tuple[Run, Path
 def train_apart(tasks: Sequence[Task], processes: int) -> Iterator[tuple[str, Path, str | None]]:
     """Carry out runs, `processes` at a time; yields label and folder of each as it ends, and what went wrong if it did.
 
-    Ctrl-C reaches the processes as well: each finishes its files before it ends.
+    Asked to stop, by Ctrl-C or SIGTERM, it passes that on, and each run finishes its files before its process ends.
     """
     context = multiprocessing.get_context("spawn")  # a forked process could not use a GPU
     threads = max(1, (os.cpu_count() or 1) // processes)
-    executor = ProcessPoolExecutor(processes, context, initializer=_ignore_interrupts)
+    executor = ProcessPoolExecutor(processes, context, initializer=_leave_interrupts_to_the_parent)
+    waiting = iter(tasks)
+    running: dict[Future[tuple[Path, str | None]], Task] = {}
     try:
-        futures = {executor.submit(_train, task, threads): task for task in tasks}
-        for future in as_completed(futures):
-            folder, error = future.result()
-            yield futures[future].label, folder, error
+        with heeding_sigterm():
+            # One task a process: whatever the pool had fetched ahead it would still carry out after Ctrl-C.
+            for task in itertools.islice(waiting, processes):
+                running[executor.submit(_train, task, threads)] = task
+            while running:
+                future = next(as_completed(running))
+                done = running.pop(future)
+                for task in itertools.islice(waiting, 1):
+                    running[executor.submit(_train, task, threads)] = task
+                folder, error = future.result()
+                yield done.label, folder, error
+    except (*STOPPED, GeneratorExit):
+        for process in multiprocessing.active_children():
+            process.terminate()
+        raise
     finally:
         executor.shutdown(cancel_futures=True)
 
 
-def _ignore_interrupts() -> None:
-    """A process that has nothing to do has nothing to finish."""
+def _leave_interrupts_to_the_parent() -> None:
+    """A terminal sends Ctrl-C to all processes at once; one of them is to say what happens then."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _train(task: Task, threads: int) -> tuple[Path, str | None]:
     """One run, in a process of the pool: its folder, and what went wrong."""
     torch.set_num_threads(threads)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     folder = task.fresh
     try:
         run, folder, _ = open_run(task.config, task.begun, task.fresh)
@@ -77,6 +90,4 @@ def _train(task: Task, threads: int) -> tuple[Path, str | None]:
         return folder, str(error)
     except STOPPED:
         return folder, "interrupted"
-    finally:
-        _ignore_interrupts()
     return folder, None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -50,8 +50,12 @@ class Watcher:
 
     def __call__(self, run: Run, line: Mapping[str, Any]) -> None:
         """Show one more round."""
+        self.show(line, run.setup.engine.class_names)
+
+    def show(self, line: Mapping[str, Any], class_names: Sequence[str]) -> None:
+        """Show one more round, of which only its line of metrics is at hand."""
         if "test_accuracy" in line:
-            worst = run.setup.federation.dataset.class_names[line["worst_class"]]
+            worst = class_names[line["worst_class"]]
             self._seen = (
                 f"accuracy {percent(line['test_accuracy'])}  worst class {percent(line['worst_recall'])} ({worst})"
             )
@@ -71,6 +75,11 @@ def describe_setup(run: Run) -> str:
     """One line on what is about to be trained."""
     config, federation = run.setup.config, run.setup.federation
     weights = sum(tensor.numel() for tensor in run.model.params.values())
+    if federation is None:
+        return (
+            f"{config.clients} nodes with their own data; {config.model['name']} with {weights:,} parameters; "
+            f"{config.per_round} clients a round"
+        )
     sizes = federation.sizes
     return (
         f"{federation.dataset.name}: {len(federation.dataset.train.labels):,} samples over {federation.clients} "

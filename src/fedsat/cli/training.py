@@ -33,7 +33,7 @@ Out = Annotated[
 def run(table: dict[str, Any], out: Out = None) -> None:
     """Train one federation and show what it learned."""
     console, config = Console(), Config.of(table)
-    folder = out or free_folder(Path("runs"), _name(config, f"{config.method}-seed{config.seed}"))
+    folder = out or free_folder(Path("runs"), folder_name(config, f"{config.method}-seed{config.seed}"))
     _carry_out(console, experiment.prepare(config, folder), folder)
 
 
@@ -82,7 +82,7 @@ def compare(
     """
     console = Console()
     jobs = _jobs(table, algorithms_, seeds, grid or [])
-    folder = out or Path("runs") / _name(jobs[0].config, "compare")
+    folder = out or Path("runs") / folder_name(jobs[0].config, "compare")
     outcome = carry_out(console, jobs, Shelf(folder), at_once)
     groups = group_runs(outcome.runs)
     if groups:
@@ -153,7 +153,7 @@ def _values(text: str) -> tuple[str, list[Any]]:
     return key, parsed
 
 
-def _name(config: Config, what: str) -> str:
+def folder_name(config: Config, what: str) -> str:
     """The name of a folder in `runs`: data, how it is split, what is done."""
     partition = config.table()["partition"]["name"]
     return file_name(f"{Path(config.dataset).name}-{partition}-{what}")

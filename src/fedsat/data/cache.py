@@ -13,6 +13,7 @@ import numpy as np
 
 from fedsat import lock
 from fedsat.data.catalog import Arrays, info
+from fedsat.data.npy import read_npy
 from fedsat.errors import DataError
 
 
@@ -35,9 +36,9 @@ def read(name: str) -> Arrays:
     """A fetched dataset, checked to the last bit."""
     folder = cache_folder() / name
     try:
-        arrays = Arrays(*(np.load(folder / f"{field}.npy", allow_pickle=False) for field in Arrays._fields))
+        arrays = Arrays(*(read_npy(folder / f"{field}.npy") for field in Arrays._fields))
         return info(name).verify(arrays, str(folder))
-    except (DataError, OSError, ValueError, EOFError) as error:
+    except (DataError, OSError, ValueError) as error:
         raise DataError(
             f"the stored {name} is damaged ({error}); delete {folder} and run `fedsat data get {name}`"
         ) from error

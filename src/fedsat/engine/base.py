@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedsat.algorithms import Algorithm, Batch, Model, Network, Updates
+from fedsat.algorithms import Algorithm, Batch, Model, Network, Server, Updates
 from fedsat.data import Federation
 from fedsat.engine.capacity import evaluation_batch
 from fedsat.engine.evaluate import Counter
 from fedsat.engine.examples import Examples
 from fedsat.engine.local import LocalTraining
 from fedsat.engine.network import initial_weights
-from fedsat.metrics import ClassCounts, Evaluation
+from fedsat.engine.round import Traffic, count_traffic
+from fedsat.metrics import Assessment, ClassCounts, ClientAccuracy, Evaluation, Floats
 from fedsat.sampling import Indices
 from fedsat.tree import State, Tree, expand, tree_map
 
@@ -45,6 +47,8 @@ class BaseEngine:
         self.algorithm = algorithm
         self.training = training
         self.device = device
+        self.class_mixes = federation.class_counts
+        """What clients' accuracy is expected by: as it is, should the federation's labels have been tampered with."""
         self.initial_model = initial_weights(module, device, dtype)
         dataset = federation.dataset
         self.train_examples = Examples(dataset.train, dataset, device, dtype)
@@ -56,6 +60,16 @@ class BaseEngine:
         """What evaluates a model on some examples."""
         shape, classes = self.federation.dataset.input_shape, self.federation.dataset.classes
         return Counter(self.network, examples, classes, evaluation_batch(module, shape, self.device))
+
+    @property
+    def clients(self) -> int:
+        """N, the clients of the federation."""
+        return self.federation.clients
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The classes to be told apart."""
+        return self.federation.dataset.class_names
 
     def on_device(self, tree: Tree) -> Tree:
         """The tree on the engine's device."""
@@ -106,8 +120,28 @@ class BaseEngine:
 
     def evaluate(self, model: Model) -> Evaluation:
         """The global model on the test set."""
-        indices = torch.arange(len(self.test_examples), device=self.device)
-        alone = Model(expand(model.params, 1), expand(model.buffers, 1))
         with tuned_kernels():
-            tally = self.test_counter.count(alone, indices, torch.zeros_like(indices), 1)
-        return Evaluation(tally.counts[0].cpu().numpy(), tally.mean_loss)
+            return self.test_counter.evaluate(model)
+
+    def assess(self, models: Sequence[Model], client_accuracy: ClientAccuracy) -> list[Assessment]:
+        """Global models on the test set, and every client's accuracy with each."""
+        return [self._assess(model, client_accuracy) for model in models]
+
+    def _assess(self, model: Model, client_accuracy: ClientAccuracy) -> Assessment:
+        evaluation = self.evaluate(model)
+        if client_accuracy == "expected":
+            return evaluation, evaluation.expected_client_accuracy(self.class_mixes)
+        stacked = Model(expand(model.params, 1), expand(model.buffers, 1))
+        counts = self.count_by_node(stacked, np.arange(self.clients)).cpu().numpy()
+        right: Floats = np.trace(counts, axis1=1, axis2=2) / counts.sum(axis=(1, 2))
+        return evaluation, right
+
+    def traffic(
+        self, server: Server, called: int, answered: int, updates: Updates, counts: ClassCounts | None
+    ) -> Traffic:
+        """What a real federation would have moved."""
+        return count_traffic(self.algorithm, server, called, answered, updates, counts)
+
+    def remarks(self) -> dict[str, Any]:
+        """Nothing: all clients of a simulation answer."""
+        return {}

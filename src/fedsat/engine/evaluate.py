@@ -12,7 +12,8 @@ from torch.nn.utils.rnn import pad_sequence
 from fedsat.algorithms import Model, Network
 from fedsat.algorithms.objective import cross_entropy
 from fedsat.engine.examples import Examples
-from fedsat.tree import tree_map, write
+from fedsat.metrics import Evaluation
+from fedsat.tree import expand, tree_map, write
 
 TOGETHER = 16
 """Models evaluated side by side on a CPU."""
@@ -50,6 +51,13 @@ class Counter:
         for part, owner in zip(torch.split(indices, self.batch), torch.split(owners, self.batch), strict=True):
             self._add(tally, model, part, owner)
         return tally
+
+    def evaluate(self, model: Model) -> Evaluation:
+        """A model without client axis on all samples of the split."""
+        indices = torch.arange(len(self.examples), device=self.examples.labels.device)
+        alone = Model(expand(model.params, 1), expand(model.buffers, 1))
+        tally = self.count(alone, indices, torch.zeros_like(indices), 1)
+        return Evaluation(tally.counts[0].cpu().numpy(), tally.mean_loss)
 
     def _add(self, tally: Tally, model: Model, part: Tensor, owner: Tensor) -> None:
         """Count one batch; a sample without a group (-1) does not count."""

@@ -67,6 +67,7 @@ class GraphedSteps:
 
     def _forget(self) -> None:
         self._graphs, self._lanes, self._plan = {}, None, None
+        self._pool = torch.cuda.graph_pool_handle()  # a pool ends with the last of its graphs
 
     def _graph(self, width: int, padded: bool) -> torch.cuda.CUDAGraph:
         if (width, padded) not in self._graphs:

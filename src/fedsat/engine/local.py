@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedsat.algorithms import Model, Updates
 from fedsat.errors import TrainingError
+from fedsat.sampling import local_epochs
 from fedsat.tree import State, Tree, concatenate, tree_map
 
 
@@ -22,6 +23,12 @@ class LocalTraining:
     lr: float
     augment: bool
     seed: int
+    stragglers: float = 0.0
+    """Share of the clients that do not get all epochs done."""
+
+    def epochs_of(self, client: int, round_number: int) -> int:
+        """The epochs that a client gets done in a round."""
+        return local_epochs(self.seed, round_number, client, self.epochs, self.stragglers)
 
 
 @dataclass(frozen=True)
@@ -85,18 +92,21 @@ def meter(meters: Tree, losses: Tensor) -> Tree:
     return {"loss": meters["loss"] + losses.to(meters["loss"].dtype), "bad": torch.where(well, counted, meters["bad"])}
 
 
-def check_finite(trained: TrainedRound, round_number: int) -> None:
-    """Stop with the client, round and step at which training left the finite numbers, if it did."""
+def finite(trained: TrainedRound) -> Tensor:
+    """Which clients trained and sent finite numbers throughout, [K]."""
     updates, meters = trained.updates, trained.meters
     sent = [updates.model.params, updates.model.buffers, *updates.uploads.values()]
-    finite = [torch.isfinite(tensor).reshape(len(tensor), -1).all(1) for tree in sent for tensor in tree.values()]
-    fine = (meters["bad"] <= 0) & torch.stack(finite).all(0)
-    if bool(fine.all()):
-        return
-    place = int(torch.nonzero(~fine)[0])
+    whole = [torch.isfinite(tensor).reshape(len(tensor), -1).all(1) for tree in sent for tensor in tree.values()]
+    return (meters["bad"] <= 0) & torch.isfinite(meters["loss"]) & torch.stack(whole).all(0)
+
+
+def diverged(trained: TrainedRound, round_number: int) -> TrainingError:
+    """The word on a round in which no client stayed finite: where the first of them left the finite numbers."""
+    updates, meters, place = trained.updates, trained.meters, 0
     step, steps = int(meters["bad"][place]), int(updates.steps[place])
-    what = f"step {step} of {steps}: the loss" if step > 0 else f"after {steps} steps: a number it sends"
-    raise TrainingError(
+    summed = f"after {steps} steps: the sum of its losses or a number it sends"
+    what = f"step {step} of {steps}: the loss" if step > 0 else summed
+    return TrainingError(
         f"round {round_number}, client {int(updates.clients[place])}, {what} is not finite; "
         f"a smaller --lr (now {updates.lr:g}) or a look at the client's data may help"
     )

@@ -1,50 +1,67 @@
 """One round of federated learning: the loop everyone reads first.
 
-the server calls some clients                                    sample_clients
+the server calls some clients, some of which do not answer       sample_clients, who_answers
 they train the received model on their own samples               engine.train
-worker nodes evaluate each client's model (if weights need it)   engine.measure
-the server weighs the clients and forms the next model           weigh, aggregate
+(some of them may send something else)                           attack.send
+the server refuses what cannot be averaged                       refuse_updates
+worker nodes evaluate each client's model (if weights need it)   engine.measure, attack.report, refuse_reports
+the server weighs the clients and forms the next model           weigh, select, aggregate
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedsat.algorithms import Algorithm, Model, Server, Updates, Weighing
-from fedsat.data import Federation
+from fedsat.algorithms.base import movements
+from fedsat.engine.attacks import Attack
 from fedsat.engine.local import TrainedRound
+from fedsat.engine.refusal import Refused, refuse_reports, refuse_updates
 from fedsat.errors import TrainingError
-from fedsat.metrics import ClassCounts, Evaluation
-from fedsat.sampling import Indices, sample_clients, sample_workers
+from fedsat.metrics import Assessment, ClassCounts, ClientAccuracy
+from fedsat.sampling import Indices, sample_clients, sample_workers, which_workers_report, who_answers
 from fedsat.tree import State, nbytes
 
 
 class Engine(Protocol):
     """What can train and evaluate the clients of a federation."""
 
-    federation: Federation
     algorithm: Algorithm
     device: torch.device
     initial_model: Model
 
+    @property
+    def clients(self) -> int:
+        """N, the clients of the federation."""
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The classes to be told apart."""
+
     def train(self, server: Server, clients: Indices, states: dict[int, State], round_number: int) -> TrainedRound:
-        """Local training of the called clients."""
+        """Local training of the called clients; those who do not answer are missing from what it returns."""
 
     def measure(self, updates: Updates, workers: Indices) -> ClassCounts:
         """Each client's model evaluated by its workers, one row of nodes per client."""
 
-    def evaluate(self, model: Model) -> Evaluation:
-        """A global model on the test set."""
+    def assess(self, models: Sequence[Model], client_accuracy: ClientAccuracy) -> list[Assessment]:
+        """Global models on the test set, and what each is worth to every client."""
 
-    def count_by_node(self, model: Model, nodes: Indices) -> Tensor:
-        """Confusion matrices of one model on each node's own samples, [nodes, m, m]."""
+    def traffic(
+        self, server: Server, called: int, answered: int, updates: Updates, counts: ClassCounts | None
+    ) -> Traffic:
+        """The bytes that the round moved; `updates` are those that were used."""
+
+    def remarks(self) -> dict[str, Any]:
+        """What else the record of the round that ends now should say; asked once a round."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +71,21 @@ class Calls:
     per_round: int
     workers: int
     seed: int
+
+
+@dataclass(frozen=True)
+class Adversity:
+    """What goes wrong in a federation, and when the server refuses an update; as it stands, nothing goes wrong."""
+
+    dropout: float = 0.0
+    """Probability that a called client or worker does not answer."""
+    max_norm: float = 0.0
+    """An update longer than this many medians of its round is refused; 0: none is for its length."""
+    attack: Attack = Attack()
+    attackers: Indices = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+
+
+PEACE = Adversity()
 
 
 @dataclass
@@ -82,10 +114,17 @@ class PlayedRound:
 
     number: int
     clients: Indices
+    """Those whose updates were weighed, in the order of their weights."""
     losses: Tensor
     weighing: Weighing
     traffic: Traffic
     seconds: dict[str, float]
+    missing: tuple[int, ...] = ()
+    """Called clients that did not answer. If none did, the round was skipped and the model stayed as it was."""
+    refused: Refused = field(default_factory=dict)
+    """Clients whose updates were refused, and why."""
+    refused_workers: Refused = field(default_factory=dict)
+    """Workers whose reports were refused, and why."""
 
 
 def start(engine: Engine) -> Federated:
@@ -94,31 +133,66 @@ def start(engine: Engine) -> Federated:
     return Federated(Server(model, engine.algorithm.initial_memory(model)))
 
 
-def play_round(engine: Engine, training: Federated, calls: Calls) -> PlayedRound:
+def play_round(engine: Engine, training: Federated, calls: Calls, adversity: Adversity = PEACE) -> PlayedRound:
     """Play the next round and move `training` on; on an error it stays as it was."""
-    algorithm, federation, number = engine.algorithm, engine.federation, training.rounds + 1
+    algorithm, server, number = engine.algorithm, training.server, training.rounds + 1
     seconds: dict[str, float] = {}
-    clients = sample_clients(calls.seed, number, federation.clients, calls.per_round)
+    called = sample_clients(calls.seed, number, engine.clients, calls.per_round)
+    answer = who_answers(calls.seed, number, called, adversity.dropout)
+    if not answer.any():
+        training.rounds = number
+        return skipped_round(number, called, count_down(algorithm, server, len(called)))
 
     with clocked(seconds, "train", engine.device):
-        trained = engine.train(training.server, clients, training.states, number)
+        trained = engine.train(server, called[answer], training.states, number)
+        answered = trained.updates.clients.numpy()
+        sent = adversity.attack.send(server.model, trained.updates, adversity.attackers, calls.seed, number)
+        trained, refused = refuse_updates(replace(trained, updates=sent), server.model, adversity.max_norm, number)
+        updates, clients = trained.updates, trained.updates.clients.numpy()
 
-    counts = None
+    counts: ClassCounts | None = None
+    refused_workers: Refused = {}
     if algorithm.weighting.needs_counts:
         with clocked(seconds, "measure", engine.device):
-            workers = sample_workers(calls.seed, number, federation.clients, clients, calls.workers)
-            counts = engine.measure(trained.updates, workers)
+            workers = sample_workers(calls.seed, number, engine.clients, called, calls.workers)
+            counts = ask_workers(engine, updates, workers[np.isin(called, clients)], calls.seed, number, adversity)
+            counts, refused_workers = refuse_reports(counts)
 
     with clocked(seconds, "aggregate", engine.device):
-        weighing = algorithm.weighting.weigh(trained.updates, counts)
-        traffic = count_traffic(algorithm, training.server, trained.updates, counts)
-        server = algorithm.aggregate(training.server, trained.updates, weighing.weights)
+        weighing = weigh(algorithm, server, updates, counts)
+        traffic = engine.traffic(server, len(called), len(answered), updates, counts)
+        server = algorithm.aggregate(server, updates, weighing.weights)
         check_server(server, number)
 
     training.server = server
-    training.states.update(zip(trained.updates.clients.tolist(), trained.states, strict=True))
+    training.states.update(zip(clients.tolist(), trained.states, strict=True))
     training.rounds = number
-    return PlayedRound(number, clients, trained.losses, weighing, traffic, seconds)
+    missing = tuple(called[~np.isin(called, answered)].tolist())
+    return PlayedRound(number, clients, trained.losses, weighing, traffic, seconds, missing, refused, refused_workers)
+
+
+def skipped_round(number: int, called: Indices, down: int) -> PlayedRound:
+    """A round that nobody answered."""
+    nobody = torch.zeros(0)
+    return PlayedRound(number, called[:0], nobody, Weighing(nobody), Traffic(down, 0, 0), {}, tuple(called.tolist()))
+
+
+def ask_workers(
+    engine: Engine, updates: Updates, workers: Indices, seed: int, number: int, adversity: Adversity
+) -> ClassCounts:
+    """What the workers report on the clients' models; zeros where one does not answer."""
+    clients, nodes = updates.clients.numpy(), torch.from_numpy(workers).to(engine.device)
+    counts = adversity.attack.report(engine.measure(updates, workers), clients, workers, adversity.attackers)
+    silent = ~which_workers_report(seed, number, workers, adversity.dropout)
+    return replace(counts.without(torch.from_numpy(silent).to(engine.device)), workers=nodes)
+
+
+def weigh(algorithm: Algorithm, server: Server, updates: Updates, counts: ClassCounts | None) -> Weighing:
+    """How much each update counts: by the method's weighting, and by its combination if that looks at movements."""
+    weighing, combination = algorithm.weighting.weigh(updates, counts), algorithm.combination
+    if not combination.selects:
+        return weighing
+    return replace(weighing, weights=combination.select(movements(server.model, updates), weighing.weights))
 
 
 def check_server(server: Server, round_number: int) -> None:
@@ -128,21 +202,29 @@ def check_server(server: Server, round_number: int) -> None:
         raise TrainingError(f"round {round_number}: the aggregate is not finite; a smaller --lr or server_lr may help")
 
 
-def count_traffic(algorithm: Algorithm, server: Server, updates: Updates, counts: ClassCounts | None) -> Traffic:
+def count_traffic(
+    algorithm: Algorithm, server: Server, called: int, answered: int, updates: Updates, counts: ClassCounts | None
+) -> Traffic:
     """The bytes that a real federation would have moved in this round.
 
-    Down go the model and what the method broadcasts, up the clients' models and uploads. A worker other than
-    the client itself fetches the client's model; every worker sends three vectors of counts (8 bytes each).
+    Down go the model and what the method broadcasts, up the models and uploads of those who answered. A worker
+    other than the client itself fetches the client's model; it sends three vectors of counts (8 bytes each) if it
+    answers.
     """
-    clients = len(updates.sizes)
-    model = nbytes([server.model.params, server.model.buffers])
-    down = clients * (model + nbytes(algorithm.broadcast(server).values()))
-    up = nbytes([updates.model.params, updates.model.buffers, *updates.uploads.values()])
+    down = count_down(algorithm, server, called)
+    received = nbytes([updates.model.params, updates.model.buffers, *updates.uploads.values()])
+    up = answered * received // len(updates.sizes)  # what was refused had been sent
     if counts is None:
         return Traffic(down, up, 0)
-    _, workers, classes = counts.labels.shape
-    fetched, reported = clients * (workers - 1) * model, clients * workers * 3 * classes * 8
+    clients, workers, classes = counts.labels.shape
+    fetched = clients * (workers - 1) * nbytes([server.model.params, server.model.buffers])
+    reported = int(counts.labels.any(-1).sum()) * 3 * classes * 8
     return Traffic(down + fetched, up + reported, fetched + reported)
+
+
+def count_down(algorithm: Algorithm, server: Server, called: int) -> int:
+    """Bytes of the model and of what the method broadcasts, for every called client."""
+    return called * nbytes([server.model.params, server.model.buffers, *algorithm.broadcast(server).values()])
 
 
 @contextmanager

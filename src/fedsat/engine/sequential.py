@@ -11,7 +11,7 @@ from fedsat.algorithms import Algorithm, Batch, LocalResult, Model, Server, Task
 from fedsat.data import Federation
 from fedsat.engine.base import BaseEngine
 from fedsat.engine.examples import PAD
-from fedsat.engine.local import LocalTraining, TrainedRound, check_finite, meter, new_meters
+from fedsat.engine.local import LocalTraining, TrainedRound, meter, new_meters
 from fedsat.engine.network import ModuleNetwork
 from fedsat.sampling import Indices, batch_order, crops_and_flips, generator
 from fedsat.tree import State, Tree, tree_map
@@ -35,10 +35,15 @@ class SequentialEngine(BaseEngine):
 
     def train(self, server: Server, clients: Indices, states: dict[int, State], round_number: int) -> TrainedRound:
         """Local training of the called clients; `states` holds what earlier participants kept."""
-        received = self.algorithm.broadcast(server)
+        return self.train_from(server.model, self.algorithm.broadcast(server), clients, states, round_number)
+
+    def train_from(
+        self, model: Model, received: State, clients: Indices, states: dict[int, State], round_number: int
+    ) -> TrainedRound:
+        """The same, from what a client receives of the server: the model and what the method sends along."""
         trained = []
         for client in clients.tolist():
-            task = self._task(server.model, received, states.get(client), client)
+            task = self._task(model, received, states.get(client), client)
             trained.append(self._train_client(task, client, round_number))
         return TrainedRound.of(trained)
 
@@ -87,20 +92,19 @@ class SequentialEngine(BaseEngine):
         with torch.no_grad():
             state, upload = algorithm.end(task, carry, result)
         updates = self.updates([client], Model(result.params, result.buffers), upload, result.steps)
-        trained = TrainedRound(updates, [{**state, "objective": objective.end(costs)}], meters)
-        check_finite(trained, round_number)
-        return trained
+        return TrainedRound(updates, [{**state, "objective": objective.end(costs)}], meters)
 
     def _batches(self, client: int, round_number: int) -> Iterator[Batch]:
         """The client's batches of a round: every epoch a new order, the last batch of an epoch as small as it is."""
         held, training = self.federation.indices(client), self.training
-        order = batch_order(training.seed, round_number, client, len(held), training.epochs)
+        epochs = training.epochs_of(client, round_number)
+        order = batch_order(training.seed, round_number, client, len(held), epochs)
         crops = None
         if training.augment:
-            drawn = crops_and_flips(training.seed, round_number, client, len(held), training.epochs, PAD)
+            drawn = crops_and_flips(training.seed, round_number, client, len(held), epochs, PAD)
             crops = torch.from_numpy(drawn).to(self.device)
         indices = torch.from_numpy(held[order]).to(self.device)
-        for epoch in range(training.epochs):
+        for epoch in range(epochs):
             for first in range(0, len(held), training.batch_size):
                 window = slice(first, first + training.batch_size)
                 yield self.batch(

@@ -22,7 +22,7 @@ from fedsat.engine.evaluate import Counter, GraphedCounter
 from fedsat.engine.examples import PAD, Examples
 from fedsat.engine.graphs import GraphedSteps
 from fedsat.engine.lanes import Seat, batch_rows, lane_table, seat_clients, stretches
-from fedsat.engine.local import LocalTraining, TrainedRound, check_finite, new_meters
+from fedsat.engine.local import LocalTraining, TrainedRound, new_meters
 from fedsat.engine.steps import EagerSteps, Lanes, Plan, StackedNetwork, Steps, stepping_task
 from fedsat.metrics import ClassCounts
 from fedsat.sampling import Indices, batch_order, crops_and_flips, generator
@@ -108,7 +108,7 @@ class Round:
         training, federation = engine.training, engine.federation
         held = [federation.indices(client) for client in clients.tolist()]
         orders = [
-            batch_order(training.seed, number, client, len(own), training.epochs)
+            batch_order(training.seed, number, client, len(own), training.epochs_of(client, number))
             for client, own in zip(clients.tolist(), held, strict=True)
         ]
         rows = [batch_rows(own[order], training.batch_size) for own, order in zip(held, orders, strict=True)]
@@ -125,8 +125,9 @@ class Round:
     def _crops(self, held: Sequence[Indices]) -> Tensor:
         training, rows = self.engine.training, []
         for client, own in zip(self.clients.tolist(), held, strict=True):
-            drawn = crops_and_flips(training.seed, self.number, client, len(own), training.epochs, PAD)
-            places = batch_rows(np.arange(drawn[..., 0].size).reshape(training.epochs, -1), training.batch_size)
+            epochs = training.epochs_of(client, self.number)
+            drawn = crops_and_flips(training.seed, self.number, client, len(own), epochs, PAD)
+            places = batch_rows(np.arange(drawn[..., 0].size).reshape(epochs, -1), training.batch_size)
             rows.append(drawn.reshape(-1, 3)[places.clip(min=0)])
         return torch.from_numpy(lane_table(self.seats, rows, 0)).to(self.engine.device)
 
@@ -141,9 +142,7 @@ class Round:
                 steps.enter(newcomers, [seat.lane for seat in stretch.entering])
             groups.append(self._end(steps.play(stretch), stretch.leaving))
             places += [seat.client for seat in stretch.leaving]
-        trained = TrainedRound.of(groups).take(np.argsort(places).tolist())
-        check_finite(trained, self.number)
-        return trained
+        return TrainedRound.of(groups).take(np.argsort(places).tolist())
 
     def _task(self, lanes: Lanes, places: Sequence[int] = ()) -> Task:
         task = stepping_task(self.engine, self.engine.stacked, self.plan, lanes)

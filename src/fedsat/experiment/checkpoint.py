@@ -32,8 +32,8 @@ FORMAT = 1
 KEPT = 2
 EVERY = 10
 """Rounds between checkpoints where the user does not say …"""
-SHARE = 0.02
-"""… and the part of a run's time that they may take then: if they would take more, there are fewer."""
+SHARE, LAST_SHARE = 0.02, 0.03
+"""… and the part of a run's time that they may take then, without and with the last one: otherwise there are fewer."""
 FIRST_GUESS = 1 / 200e6
 """Seconds that writing a byte is thought to take before it was done once."""
 
@@ -72,7 +72,7 @@ class DamagedError(FedsatError):
 class Checkpoints:
     """The checkpoints of one run, kept in its folder, and the lock of whoever is carrying out the run.
 
-    They are written every so many rounds, as said, or else every ten as long as they take little of the time.
+    They are written every so many rounds, as said, or else every ten as long as they take little of the run's time.
     """
 
     def __init__(self, run: Path, every: int | None) -> None:
@@ -80,7 +80,8 @@ class Checkpoints:
         self._every = every
         self._lock: BinaryIO | None = None
         self._written = 0
-        self._seconds_per_byte, self._since = FIRST_GUESS, time.monotonic()
+        self._seconds_per_byte = FIRST_GUESS
+        self._spent, self._began = 0.0, time.monotonic()
 
     @staticmethod
     def of(run: Path, every: int | None) -> Checkpoints | None:
@@ -113,10 +114,16 @@ class Checkpoints:
         """Whether a checkpoint is to be written now."""
         if self._every is not None:
             return training.rounds % self._every == 0
-        if training.rounds % EVERY:
-            return False
+        return training.rounds % EVERY == 0 and self._affordable(training, SHARE)
+
+    def due_at_the_end(self, training: Federated) -> bool:
+        """Whether a run that is completed is to leave a checkpoint."""
+        return self._every is not None or self._affordable(training, LAST_SHARE)
+
+    def _affordable(self, training: Federated, share: float) -> bool:
+        """Whether all checkpoints and one more take no more than a share of the time since the run began or went on."""
         expected = self._seconds_per_byte * _size(training)
-        return time.monotonic() - self._since >= expected / SHARE
+        return self._spent + expected <= share * (time.monotonic() - self._began)
 
     def write(self, checkpoint: Checkpoint) -> None:
         """Put a run away, all or nothing, and let go of all but the newest two checkpoints."""
@@ -133,8 +140,9 @@ class Checkpoints:
             write_whole(self.folder / _name(rounds, "json"), content.encode())
         self._written = rounds
         self.keep(self.rounds()[:KEPT])
-        self._since = time.monotonic()
-        self._seconds_per_byte = (self._since - began) / _size(checkpoint.standing.training)
+        taken = time.monotonic() - began
+        self._spent += taken
+        self._seconds_per_byte = taken / _size(checkpoint.standing.training)
 
     def rounds(self) -> list[int]:
         """The rounds after which there is a checkpoint, whole or not, newest first."""

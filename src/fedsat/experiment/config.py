@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from fedsat.algorithms import Algorithm, FedSat, algorithms
+from fedsat.algorithms import Algorithm, FedSat, algorithms, combinations
 from fedsat.data import Partition, partitions
-from fedsat.engine import EngineName, Precision
+from fedsat.engine import Attack, EngineName, Precision, attacks
 from fedsat.errors import UsageError, unknown
 from fedsat.models import FROM_DATA, models
 from fedsat.options import Option, OptionField, Registry, check, options_of
 
-PARTS: dict[str, Registry[Any]] = {"partition": partitions, "model": models, "algorithm": algorithms}
+PARTS: dict[str, Registry[Any]] = {"partition": partitions, "model": models, "algorithm": algorithms, "attack": attacks}
 """The parts of a run that have a name and options of their own: tables of the file."""
 
 
@@ -39,6 +39,14 @@ class Config:
         Literal["expected", "own"],
         Option("clients' accuracy from their class mix and the test recalls, or on their own training samples"),
     ] = "expected"
+    dropout: Annotated[float, Option("share of called clients and workers that do not answer", at_least=0, below=1)] = (
+        0.0
+    )
+    stragglers: Annotated[float, Option("share of called clients that do fewer epochs", at_least=0, at_most=1)] = 0.0
+    max_norm: Annotated[
+        float, Option("updates longer than this many medians of their round are refused; 0: none", at_least=0)
+    ] = 50.0
+    attackers: Annotated[float, Option("share of all clients that are malicious", at_least=0, at_most=1)] = 0.0
     seed: Annotated[int, Option("seed of partition, initial model, sampling and batches", at_least=0)] = 0
     engine: Annotated[
         EngineName,
@@ -48,13 +56,16 @@ class Config:
     precision: Annotated[Precision, Option("numbers of the training; bf16 is faster on a GPU")] = "float32"
     checkpoint_every: Annotated[
         int | None,
-        Option("rounds between checkpoints, 0 for none [10, or more if they take over 2 % of the time]", at_least=0),
+        Option(
+            "rounds between checkpoints, 0 for none [10, or more if they would take over 2 % of the time]", at_least=0
+        ),
     ] = None
     partition: Annotated[Partition, Option("how samples are spread over clients", among=partitions)] = partitions.build(
         "lsmc"
     )
     model: Annotated[Any, Option("the network, and its options")] = "mlp"
     algorithm: Annotated[Algorithm, Option("the federated method", among=algorithms)] = FedSat()
+    attack: Annotated[Attack, Option("what malicious clients do", among=attacks)] = Attack()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "model", model_table(self.model))
@@ -62,17 +73,24 @@ class Config:
         models.arguments(self.model)
         if self.per_round > self.clients:
             raise UsageError(f"per_round is {self.per_round}; there are only {self.clients} clients to call")
+        if self.stragglers and self.epochs == 1:
+            raise UsageError("stragglers do fewer epochs than others; with epochs = 1 there are none fewer")
+        if (type(self.attack) is Attack) != (self.attackers == 0):
+            raise UsageError(
+                f"attack is {attacks.name_of(self.attack)!r} and attackers is {self.attackers:g}; "
+                "give both, such as --attack sign-flip --attackers 0.2, or neither"
+            )
 
     @property
     def method(self) -> str:
         """The method's name, with the parts that were put on or left off: `fedsat`, `fedavg+psl`, `fedsat-pwa`."""
         name = algorithms.name_of(self.algorithm)
         usual = algorithms.options(name)
-        for kind in ("objective", "weighting"):
+        for kind in ("objective", "weighting", "combination"):
             registry = usual[kind].option.among
             used, default = getattr(self.algorithm, kind), usual[kind].default
             if registry is not None and type(used) is not type(default):
-                plain = type(used) in (type(Algorithm().objective), type(Algorithm().weighting))
+                plain = type(used) is type(getattr(Algorithm(), kind))
                 name += f"-{registry.name_of(default)}" if plain else f"+{registry.name_of(used)}"
         return name + "-correction" if not getattr(self.algorithm, "correction", True) else name
 
@@ -125,7 +143,7 @@ def read(path: Path) -> dict[str, Any]:
         raise UsageError(f"cannot read the configuration {path}: {error}") from error
 
 
-LEVELS = {"partition": 0, "model": 0, "algorithm": 0, "objective": 1, "weighting": 1}
+LEVELS = {"partition": 0, "model": 0, "algorithm": 0, "attack": 0, "objective": 1, "weighting": 1, "combination": 1}
 """Parts, outer ones first: naming another part brings other options, so parts are put in before their options."""
 
 
@@ -198,34 +216,45 @@ def _nested_paths(
     return nested
 
 
+PLACES = {
+    "psl": ("objective", "cross-entropy"),
+    "pwa": ("weighting", "samples"),
+    **{name: ("combination", "mean") for name in combinations if name != "mean"},
+}
+"""Parts that can be put on any method: where each goes, and what stands there without it."""
+
+
 def switch_parts(table: Mapping[str, Any], on: Iterable[str], off: Iterable[str]) -> dict[str, Any]:
-    """Put FedSat's loss or weights on a method (`psl`, `pwa`), or take one of its parts off (also `correction`)."""
+    """Put a loss, weights or a combination on a method (see `PLACES`), or take one off (also FedSat's `correction`)."""
     table = complete(table)
     method = table["algorithm"]
-    places = {"psl": ("objective", "cross-entropy"), "pwa": ("weighting", "samples")}
     for part in on:
-        if part not in places:
-            raise unknown("part to put on a method:", part, places)
-        if method[places[part][0]]["name"] != part:
-            method[places[part][0]] = part
+        if part not in PLACES:
+            raise unknown("part to put on a method:", part, PLACES)
+        if method[PLACES[part][0]]["name"] != part:
+            method[PLACES[part][0]] = part
     for part in off:
-        if part not in {*places, "correction"}:
-            raise unknown("part to leave out:", part, [*places, "correction"])
+        if part not in {*PLACES, "correction"}:
+            raise unknown("part to leave out:", part, [*PLACES, "correction"])
         if part == "correction" and method.get("correction"):
             method["correction"] = False
-        elif part in places and method[places[part][0]]["name"] == part:
-            method[places[part][0]] = places[part][1]
+        elif part in PLACES and method[PLACES[part][0]]["name"] == part:
+            method[PLACES[part][0]] = PLACES[part][1]
         else:
             raise UsageError(f"{method['name']} has no part {part!r} that could be left out")
     return complete(table)
 
 
 def method_parts(label: str) -> tuple[list[tuple[str, str]], list[str], list[str]]:
-    """What `override` takes for a method as `Config.method` writes it: `fedavg+psl`, `fedsat-psl-pwa`."""
+    """What `override` takes for a method as `Config.method` writes it: `fedavg+multi-krum`, `fedsat-psl-pwa`."""
     on: list[str] = []
     off: list[str] = []
     name = label
-    while name not in algorithms and (cut := max(name.rfind("+"), name.rfind("-"))) > 0:
+    while name not in algorithms:
+        known = next((part for part in PLACES if name.endswith((f"+{part}", f"-{part}"))), "")
+        cut = len(name) - len(known) - 1 if known else max(name.rfind("+"), name.rfind("-"))
+        if cut <= 0:
+            break
         (on if name[cut] == "+" else off).append(name[cut + 1 :])
         name = name[:cut]
     if name not in algorithms:  # a user's module:Name, or a name that the registry will refuse

@@ -164,25 +164,25 @@ def parse_metrics(content: bytes, path: Path) -> list[dict[str, Any]]:
     metrics = []
     for number, line in enumerate(content.split(b"\n")[:-1], start=1):
         try:
-            metrics.append(_round(line))
+            metrics.append(_table(line))
         except ValueError as error:
             raise UsageError(f"{path} is damaged in line {number}") from error
     return metrics
 
 
-def _round(line: bytes) -> dict[str, Any]:
-    found = json.loads(line)
-    if not isinstance(found, dict):
-        raise ValueError("a round is an object")
-    return found
-
-
 def read_summary(folder: Path) -> dict[str, Any]:
     """What `summary.json` holds; nothing if the run has not come to write it."""
     try:
-        summary: dict[str, Any] = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
-        return summary
+        return _table((folder / SUMMARY).read_bytes())
     except FileNotFoundError:
         return {}
-    except (OSError, json.JSONDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise UsageError(f"{folder / SUMMARY} cannot be read: {error}") from error
+
+
+def _table(content: bytes) -> dict[str, Any]:
+    """A JSON object; a `ValueError` for everything else."""
+    found = json.loads(content)
+    if not isinstance(found, dict):
+        raise ValueError("it does not hold names and values")
+    return found

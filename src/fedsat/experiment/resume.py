@@ -101,7 +101,7 @@ def _check_config(path: Path, config: Config, checkpoint: Checkpoint) -> None:
 
 def _check_setup(path: Path, setup: Setup, checkpoint: Checkpoint) -> None:
     """Refuse to go on with other data or another network, and be as before in what decides the last digits."""
-    if checkpoint.federation != setup.federation.fingerprint:
+    if checkpoint.federation != setup.fingerprint:
         raise UsageError(f"{path} cannot go on: the data, or who holds them, have changed since its last checkpoint")
     kept, now = checkpoint.standing.training.server.model, setup.engine.initial_model
     if _shapes(kept.params) != _shapes(now.params) or _shapes(kept.buffers) != _shapes(now.buffers):

@@ -12,13 +12,15 @@ import numpy as np
 import torch
 
 from fedsat import data
-from fedsat.algorithms import Model, Server
+from fedsat.algorithms import Model
 from fedsat.engine import (
+    Adversity,
     Calls,
     Engine,
     Federated,
     LocalTraining,
     PlayedRound,
+    attacks,
     clocked,
     make_engine,
     play_round,
@@ -32,7 +34,7 @@ from fedsat.experiment.record import BEST_MODEL, RunFolder
 from fedsat.experiment.surroundings import pick_device, surroundings
 from fedsat.metrics import Evaluation, Floats, spread
 from fedsat.models import build_model
-from fedsat.tree import expand
+from fedsat.sampling import draw_attackers
 
 LAST = 10
 """Rounds whose mean is reported beside the last and the best."""
@@ -43,30 +45,40 @@ class Setup:
     """Everything a run needs, built from its configuration."""
 
     config: Config
-    federation: data.Federation
+    federation: data.Federation | None
+    """All clients' data as they are, not as an attack may have changed them; None where they keep them to themselves,
+    as real nodes do."""
     engine: Engine
     device: torch.device
     notes: list[str]
+    adversity: Adversity
+
+    @property
+    def fingerprint(self) -> str:
+        """Which samples there are and who holds them, in short; empty where nodes keep that to themselves."""
+        return "" if self.federation is None else self.federation.fingerprint
 
     @staticmethod
     def of(config: Config) -> Setup:
         """Load the data, split it, build the model and the engine."""
         device = pick_device(config.device)
-        if device.type == "cuda":  # graphs and Triton kernels go to the current device, whatever their tensors are on
-            torch.cuda.set_device(device)
+        if device.type == "cuda" and device.index is not None:
+            torch.cuda.set_device(device)  # graphs and Triton kernels go to the current device, wherever tensors are
         dataset = data.load(config.dataset, image_size=config.image_size, seed=config.seed)
         if config.augment != "none" and len(dataset.input_shape) != 3:
             raise UsageError(f"augment is {config.augment!r}, which needs images; {dataset.name} has none")
         federation = data.Federation.build(dataset, config.partition, config.clients, config.seed)
         module = build_model(config.model, dataset.input_shape, dataset.classes, config.seed)
         training = LocalTraining(
-            config.epochs, config.batch_size, config.lr, config.augment == "crop-flip", config.seed
+            config.epochs, config.batch_size, config.lr, config.augment == "crop-flip", config.seed, config.stragglers
         )
-        engine, note = make_engine(
-            config.engine, module, federation, config.algorithm, training, device, config.precision
-        )
+        attackers = draw_attackers(config.seed, config.clients, config.attackers)
+        played = config.attack.poison(federation, attackers)
+        engine, note = make_engine(config.engine, module, played, config.algorithm, training, device, config.precision)
+        engine.class_mixes = federation.class_counts
         notes = [text for text in (dataset.note, note) if text]
-        return Setup(config, federation, engine, device, notes)
+        adversity = Adversity(config.dropout, config.max_norm, config.attack, attackers)
+        return Setup(config, federation, engine, device, notes, adversity)
 
 
 @dataclass
@@ -95,9 +107,16 @@ class Run:
         """What a user should know before the first round."""
         config, federation = self.setup.config, self.setup.federation
         notes = list(self.setup.notes)
-        nodes = 1 + federation.clients - config.per_round
+        nodes = 1 + config.clients - config.per_round
         if config.algorithm.weighting.needs_counts and config.workers > nodes:
             notes.append(f"{config.workers} workers are asked for; a client and all nodes not called make {nodes}")
+        if federation is None:
+            return notes
+        attackers = len(self.setup.adversity.attackers)
+        if attackers:
+            notes.append(
+                f"{attackers} of {federation.clients} clients are malicious ({attacks.name_of(config.attack)})"
+            )
         remark = config.algorithm.objective.note(torch.from_numpy(federation.class_counts))
         return notes if remark is None else [*notes, remark]
 
@@ -113,12 +132,14 @@ class Run:
         """
         config, engine, before = self.setup.config, self.setup.engine, self.standing
         training = replace(before.training, states=dict(before.training.states))
-        played = play_round(engine, training, Calls(config.per_round, config.workers, config.seed))
+        calls = Calls(config.per_round, config.workers, config.seed)
+        played = play_round(engine, training, calls, self.setup.adversity)
         line, after = round_line(played), replace(before, training=training)
         if played.number % config.evaluate_every == 0 or played.number == config.rounds:
             with clocked(played.seconds, "evaluate", engine.device):
                 measured, after = self._evaluate(after)
                 line |= measured
+        line |= engine.remarks()
         line["seconds"] = {name: round(spent, 6) for name, spent in played.seconds.items()}
         self.metrics.append(line)
         self.standing = after
@@ -145,7 +166,7 @@ class Run:
                 standing=self.standing,
                 reach=self.folder.reach,
                 config=setup.config.table(),
-                federation=setup.federation.fingerprint,
+                federation=setup.fingerprint,
                 lanes=getattr(setup.engine, "lanes", 1),
                 made_with=surroundings(setup.device),
             )
@@ -153,51 +174,37 @@ class Run:
 
     def _evaluate(self, standing: Standing) -> tuple[dict[str, Any], Standing]:
         """What an evaluated round adds to its line, and where the run stands with it; the best model is put aside."""
-        model = standing.training.server.model
-        evaluation = self.setup.engine.evaluate(model)
-        accuracies = self._client_accuracy(model, evaluation)
-        measured = evaluation_line(evaluation, accuracies) | self._reported_models(standing.training.server)
+        engine, server = self.setup.engine, standing.training.server
+        others = engine.algorithm.reported_models(server)
+        first, *rest = engine.assess([server.model, *others.values()], self.setup.config.client_accuracy)
+        evaluation, accuracies = first
         standing = replace(standing, evaluation=evaluation, client_accuracies=accuracies)
         if evaluation.accuracy > standing.best_accuracy:
-            standing = replace(standing, best=model, best_accuracy=evaluation.accuracy)
-        return measured, standing
-
-    def _reported_models(self, server: Server) -> dict[str, Any]:
-        """What an evaluated round adds for a method that reports other models besides the global one."""
-        engine, lines = self.setup.engine, {}
-        for name, model in engine.algorithm.reported_models(server).items():
-            evaluation = engine.evaluate(model)
-            lines[name] = evaluation_line(evaluation, self._client_accuracy(model, evaluation))
-        return {"models": lines} if lines else {}
-
-    def _client_accuracy(self, model: Model, evaluation: Evaluation) -> Floats:
-        federation, engine = self.setup.federation, self.setup.engine
-        if self.setup.config.client_accuracy == "expected":
-            return evaluation.expected_client_accuracy(federation.class_counts)
-        everyone = np.arange(federation.clients)
-        stacked = Model(expand(model.params, 1), expand(model.buffers, 1))
-        counts = engine.count_by_node(stacked, everyone).cpu().numpy()
-        right: Floats = np.trace(counts, axis1=1, axis2=2) / counts.sum(axis=(1, 2))
-        return right
+            standing = replace(standing, best=server.model, best_accuracy=evaluation.accuracy)
+        lines = {name: evaluation_line(*assessed) for name, assessed in zip(others, rest, strict=True)}
+        return evaluation_line(*first) | ({"models": lines} if lines else {}), standing
 
     def close(self, status: str, error: str | None = None, *, for_more: bool = True) -> None:
         """Write the last files; `status` is completed, interrupted or failed.
 
-        A run that was interrupted leaves a checkpoint, and so does one that is completed unless nobody is to go on
-        from it (`for_more`).
+        A run that was interrupted leaves a checkpoint, and so does one that is completed if it can afford to, unless
+        nobody is to go on from it (`for_more`).
         """
         del self.metrics[self.training.rounds :]  # an interrupted round may have got as far as its line
         if self.folder is None:
             return
         self.folder.record(self.metrics)
         self.folder.settle()
-        if status == "interrupted" or (status == "completed" and for_more):
+        if status == "interrupted" or (status == "completed" and for_more and self._affords_a_last_checkpoint()):
             self.put_away()
         if self.standing.best is not None:
             self.folder.save_model(self.standing.best, BEST_MODEL)
         self.folder.finish(self._told(status, error), self.model)
         if self.checkpoints is not None:
             self.checkpoints.end(keep=KEPT if status != "completed" else 1 if for_more else 0)
+
+    def _affords_a_last_checkpoint(self) -> bool:
+        return self.checkpoints is not None and self.checkpoints.due_at_the_end(self.training)
 
     def _told(self, status: str, error: str | None) -> dict[str, Any]:
         """What `summary.json` holds."""
@@ -207,7 +214,7 @@ class Run:
         if standing.evaluation is not None and standing.client_accuracies is not None:
             summary["confusion"] = standing.evaluation.confusion.tolist()
             summary["client_accuracies"] = _known(standing.client_accuracies.round(4))
-        summary["class_names"] = list(self.setup.federation.dataset.class_names)
+        summary["class_names"] = list(self.setup.engine.class_names)
         summary["made_with"] = surroundings(self.setup.device)
         return summary
 
@@ -254,7 +261,7 @@ def round_line(played: PlayedRound) -> dict[str, Any]:
     weighing, traffic = played.weighing, played.traffic
     line: dict[str, Any] = {
         "round": played.number,
-        "train_loss": float(played.losses.mean()),
+        "train_loss": float(played.losses.mean()) if len(played.losses) else None,
         "clients": played.clients.tolist(),
         "weights": weighing.weights.tolist(),
         "effective_clients": weighing.effective_clients,
@@ -266,7 +273,12 @@ def round_line(played: PlayedRound) -> dict[str, Any]:
         line["priority_class"] = int(weighing.class_scores.argmax())
         line["class_scores"] = weighing.class_scores.tolist()
         line["client_scores"] = weighing.client_scores.tolist()
-    return line
+    misfortunes = {
+        "missing": list(played.missing),
+        "refused": {str(client): why for client, why in played.refused.items()},
+        "refused_workers": {str(worker): why for worker, why in played.refused_workers.items()},
+    }
+    return line | {what: nodes for what, nodes in misfortunes.items() if nodes}
 
 
 def evaluation_line(evaluation: Evaluation, client_accuracy: Floats) -> dict[str, Any]:
@@ -300,6 +312,9 @@ def summarise(metrics: list[dict[str, Any]]) -> dict[str, Any]:
         "bytes_up": sum(line["bytes_up"] for line in metrics),
         "seconds": sum(sum(line["seconds"].values()) for line in metrics),
     }
+    for what in ("missing", "refused", "refused_workers"):
+        if count := sum(len(line.get(what, ())) for line in metrics):
+            summary[what] = count
     if not evaluated:
         return summary
     summary |= quoted(evaluated, len(metrics))

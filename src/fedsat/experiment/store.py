@@ -13,7 +13,7 @@ from typing import Any
 from fedsat.errors import UsageError
 from fedsat.experiment.checkpoint import checkpointed_rounds
 from fedsat.experiment.config import Config, complete, read
-from fedsat.experiment.record import CONFIG, SUMMARY, free_folder, read_metrics, read_summary
+from fedsat.experiment.record import CONFIG, METRICS, SUMMARY, free_folder, read_metrics, read_summary
 from fedsat.experiment.run import summarise
 
 ONLY_HOW = ("engine", "device", "checkpoint_every")
@@ -56,7 +56,11 @@ class StoredRun:
         """The run in `folder`."""
         if not (folder / CONFIG).is_file():
             raise UsageError(f"{folder} holds no run: it has no {CONFIG}")
-        return StoredRun(folder, read(folder / CONFIG))
+        table = read(folder / CONFIG)
+        method = table.get("algorithm")
+        if not isinstance(method, dict) or "name" not in method or not isinstance(table.get("seed", 0), int):
+            raise UsageError(f"{folder / CONFIG} is not the configuration of a run")
+        return StoredRun(folder, table)
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
@@ -71,7 +75,10 @@ class StoredRun:
     @cached_property
     def summary(self) -> dict[str, Any]:
         """The numbers to quote, from the rounds recorded, and what `summary.json` adds to them."""
-        return {**summarise(self.metrics), **self.stored}
+        try:
+            return {**summarise(self.metrics), **self.stored}
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise UsageError(f"{self.folder / METRICS} is damaged: a round lacks what rounds record") from error
 
     @property
     def method(self) -> str:

@@ -15,24 +15,31 @@ from fedsat.paper.verdict import Entry, compare, missing, verdict_lines
 
 HEAD = """# Results
 
-Generated from `results/*.csv` by `fedsat paper write`; no number here is typed by hand.
+Generated from `results/*.csv` by `fedsat paper write`; no number in the tables is typed by hand.
 
 Accuracy in per cent on the full test set, mean ± deviation over seeds where there are several. *Paper* is the printed
 number, which is that of the best round; *best* is ours in the best round, chosen on test data as the paper's is;
 *difference* is ours minus the paper's. *Last ten* is the mean of the last ten rounds, which selects nothing.
 """
 
+REMARKS = "remarks.md"
+"""What a person says to the results, beside them; it goes to the front of the page."""
+
 
 def write_document(folder: Path, path: Path) -> Path:
     """Write the page about all results in `folder`; smoke runs are no results and are left out."""
-    parts = []
-    for study in STUDIES.values():
-        for scale in ("full", "short"):
-            results = read_results(results_file(folder, study, scale))
-            if results:
-                parts.append(section(study, scale, results))
+    parts = [
+        section(study, scale, results)
+        for study in STUDIES.values()
+        for scale in ("full", "short")
+        if (results := read_results(results_file(folder, study, scale)))
+    ]
     if not parts:
         raise UsageError(f"{folder} holds no results; fedsat paper run makes them")
+    remarks = folder / REMARKS
+    if remarks.is_file():
+        with speaking_of(remarks):
+            parts.insert(0, remarks.read_text(encoding="utf-8"))
     with speaking_of(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, "\n".join([HEAD, *parts]).encode())
@@ -47,7 +54,7 @@ def section(study: Study, scale: str, results: Sequence[Result]) -> str:
     for where in dict.fromkeys(entry.where for entry in entries):
         lines += ["", f"### {where or study.title}", "", *_table([entry for entry in entries if entry.where == where])]
     absent = missing(study, results)
-    lines += ["", f"{len(cells(study)) - len(absent)} of {len(cells(study))} cells of the paper are here."]
+    lines += ["", f"{len(cells(study)) - len(absent)} of {len(cells(study))} cells are here."]
     if absent:
         places = "; ".join(dict.fromkeys(cell.where for cell in absent if cell.where))
         lines += ["", f"Missing: {len(absent)} cells" + (f" in {places}." if places else ".")]

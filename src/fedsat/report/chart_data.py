@@ -114,11 +114,12 @@ def _client_accuracies(group: Group) -> list[float] | None:
 
 
 def _weights(run: StoredRun) -> dict[str, Any]:
-    """The weights of the called clients and the priority class, round by round, of one seed."""
-    per_round = max(len(line["weights"]) for line in run.metrics)
-    lines = thinned(run.metrics, max(10, DOTS // per_round))
+    """The weights of the clients that answered and the priority class, round by round, of one seed."""
+    per_round = max(1, *(len(line["weights"]) for line in run.metrics))
+    lines = thinned([line for line in run.metrics if line["weights"]], max(10, DOTS // per_round))
     return {
         "seed": run.seed,
+        "equal": 100 / per_round,
         "rounds": [line["round"] for line in lines],
         "shares": [_rounded(100 * np.array(line["weights"])) for line in lines],
         "priority": [line.get("priority_class") for line in lines],

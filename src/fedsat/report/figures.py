@@ -112,8 +112,8 @@ def draw_weights(axes: Axes, entry: Entry) -> None:
     """The weights of the called clients, one dot each."""
     weights = entry["weights"]
     rounds = np.repeat(weights["rounds"], [len(shares) for shares in weights["shares"]])
-    axes.scatter(rounds, np.concatenate(weights["shares"]), s=5, alpha=0.5, color=PALETTE[0], lw=0)
-    axes.axhline(100 / len(weights["shares"][0]), color="grey", ls="--", lw=1)
+    axes.scatter(rounds, np.concatenate([[], *weights["shares"]]), s=5, alpha=0.5, color=PALETTE[0], lw=0)
+    axes.axhline(weights["equal"], color="grey", ls="--", lw=1)
     axes.set(xlabel="round", ylabel="weight, %", ylim=(0, None), title=f"{entry['label']}, seed {weights['seed']}")
 
 

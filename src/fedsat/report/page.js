@@ -245,8 +245,8 @@ function drawDetail() {
 }
 
 function drawWeights(group, g) {
-  const { rounds, shares, seed } = group.weights;
-  const equal = 100 / shares[0].length, top = Math.min(100, 1.08 * Math.max(...shares.map((s) => Math.max(...s)), equal));
+  const { rounds, shares, equal, seed } = group.weights;
+  const top = Math.min(100, 1.08 * Math.max(...shares.map((s) => Math.max(...s)), equal));
   const { svg, x, y, left, right } = frame("weights", { xs: [0, rounds.at(-1)], ys: [0, top], describe: "weights over rounds" });
   add(svg, "line", { x1: left, x2: right, y1: y(equal), y2: y(equal), stroke: "var(--muted)", "stroke-dasharray": "4 3" });
   rounds.forEach((round, i) => shares[i].forEach((share) => {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich import box
@@ -43,8 +43,14 @@ def run_table(run: StoredRun) -> Table:
         )
         best = quoted["best"]
         table.add_row(f"best round ({best['round']}){model}", percent(best["test_accuracy"]), "", "")
-    table.caption = f"{summary['seconds']:.1f} s, {traffic(summary)}"
+    table.caption = f"{summary['seconds']:.1f} s, {traffic(summary)}{misfortunes(summary)}"
     return table
+
+
+def misfortunes(summary: Mapping[str, Any]) -> str:
+    """How often clients did not answer, or were refused; empty if all went well."""
+    words = {"missing": "calls not answered", "refused": "updates refused", "refused_workers": "reports refused"}
+    return "".join(f", {summary[what]} {words[what]}" for what in words if what in summary)
 
 
 def comparison_table(groups: Sequence[Group], target: float | None = None) -> Table:

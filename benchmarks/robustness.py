@@ -1,0 +1,346 @@
+"""Attack × defence: what malicious clients cost each way of aggregating, and how many of them are kept out.
+
+    fedsat data get mnist
+    python benchmarks/robustness.py --jobs 8              # runs what results/robustness.csv does not have yet
+    python benchmarks/robustness.py --page                # only writes the tables into docs/robustness.md
+
+Every run is a row of the file, appended when it ends; the same command goes on where it was stopped, and shards
+(`--shard 0/4` … `--shard 3/4`) may append to one file at the same time. The most telling runs come first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import fcntl
+import io
+import itertools
+import multiprocessing
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import fedsat
+from fedsat.engine.attacks import FalseMovement
+from fedsat.experiment.config import Config, method_parts, override
+from fedsat.experiment.record import write_whole
+from fedsat.experiment.surroundings import surroundings
+from fedsat.tree import Tree, tree_map
+
+SPLITS: dict[str, dict[str, Any]] = {
+    "LS β=0.3": {"name": "ls", "beta": 0.3},
+    "LSMC n=4": {"name": "lsmc", "classes_per_client": 4},
+}
+ABSENT = "absent"
+"""No attack: the attackers' updates are all refused. What is lost then, a perfect filter would lose as well."""
+ATTACKS = ["label-flip", "sign-flip", "scale", "noise", "free-rider", "lying-worker", ABSENT]
+DEFENCES = [
+    "fedavg",
+    "fedavg+median",
+    "fedavg+trimmed-mean",
+    "fedavg+multi-krum",
+    "fedsat-paper",
+    "fedsat",
+    "fedsat-pwa+multi-krum",
+    "fedsat-robust",
+]
+BLIND = ("+median", "+trimmed-mean")
+"""Defences that work coordinate by coordinate: the weights of their clients say nothing about who was heard."""
+MARK = "<!-- tables, written by benchmarks/robustness.py --page -->"
+
+
+@dataclass(frozen=True)
+class Absent(FalseMovement):
+    """Attackers send nothing that could be averaged."""
+
+    def instead(self, movements: Tree, draws: Sequence[np.random.Generator]) -> Tree:
+        """Not a number."""
+        del draws
+        return tree_map(lambda tensor: torch.full_like(tensor, torch.nan), movements)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run of the study."""
+
+    dataset: str
+    model: str
+    rounds: int
+    split: str
+    defence: str
+    attack: str
+    attackers: float
+    seed: int
+
+    @property
+    def config(self) -> Config:
+        """The run's configuration."""
+        method, on, off = method_parts(self.defence)
+        settings = [
+            *method,
+            ("dataset", self.dataset),
+            ("model", self.model),
+            ("rounds", self.rounds),
+            ("partition", SPLITS[self.split]),
+            ("attack", "robustness:Absent" if self.attack == ABSENT else self.attack),
+            ("attackers", self.attackers),
+            ("seed", self.seed),
+        ]
+        return Config.of(override({}, settings, on, off))
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What tells the case from others, as a row of the file has it."""
+        return tuple(str(value) for value in asdict(self).values())
+
+
+MEASURED = ("accuracy", "worst_recall", "attackers_weight", "attackers_left_out", "honest_left_out")
+COLUMNS = [
+    *Case.__dataclass_fields__,
+    "status",
+    *MEASURED,
+    "seconds",
+    "fedsat",
+    "torch",
+    "device",
+]
+Row = dict[str, Any]
+
+
+def main() -> None:
+    """Carry out the cases that are missing, then write the tables."""
+    given = arguments()
+    if not given.page:
+        cases = [case for case in wanted(given) if case.key not in done(given.results)]
+        part, parts = (int(number) for number in given.shard.split("/"))
+        carry_out(cases[part::parts], given)
+    if given.page or given.shard == "0/1":
+        write_page(read(given.results), given.document)
+
+
+def arguments() -> argparse.Namespace:
+    """What the command line asks for."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--dataset", default="mnist")
+    parser.add_argument("--model", default="lenet5")
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--seeds", type=int, default=3, help="how many, from 0 on")
+    parser.add_argument("--fractions", type=float, nargs="+", default=[0.2, 0.3, 0.1], help="shares of attackers")
+    parser.add_argument("--splits", nargs="+", default=list(SPLITS), choices=SPLITS)
+    parser.add_argument("--attacks", nargs="+", default=ATTACKS, choices=ATTACKS)
+    parser.add_argument("--defences", nargs="+", default=DEFENCES)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--shard", default="0/1", help="i/n: every n-th of the missing cases, from the i-th on")
+    parser.add_argument("--until", type=float, default=float("inf"), help="seconds after which no case is begun")
+    parser.add_argument("--results", type=Path, default=Path("results/robustness.csv"))
+    parser.add_argument("--document", type=Path, default=Path("docs/robustness.md"))
+    parser.add_argument("--page", action="store_true", help="only write the tables")
+    return parser.parse_args()
+
+
+def wanted(given: argparse.Namespace) -> Iterator[Case]:
+    """All cases, the most telling first: seed by seed, the clean runs before the attacks."""
+    for fraction, seed in itertools.product(given.fractions, range(given.seeds)):
+        common = (given.dataset, given.model, given.rounds)
+        pairs = list(itertools.product(given.splits, given.defences))
+        if fraction == given.fractions[0]:
+            yield from (Case(*common, split, defence, "none", 0.0, seed) for split, defence in pairs)
+        for attack in given.attacks:
+            yield from (Case(*common, split, defence, attack, fraction, seed) for split, defence in pairs)
+
+
+def carry_out(cases: Sequence[Case], given: argparse.Namespace) -> None:
+    """Run the cases in processes of their own; a row is written as soon as its run has ended."""
+    began, failures = time.perf_counter(), 0
+    context = multiprocessing.get_context("spawn")  # a forked process could not use the GPU
+    with ProcessPoolExecutor(given.jobs, mp_context=context) as pool:
+        deadline = time.time() + given.until
+        futures = {pool.submit(play, case, given.device, deadline): case for case in cases}
+        for number, future in enumerate(as_completed(futures), start=1):
+            case = futures[future]
+            try:
+                row = future.result()
+            except Exception as error:
+                failures += 1
+                print(f"{' '.join(case.key)}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+                continue
+            if row is not None:
+                append(row, given.results)
+                told = row["status"] if row["accuracy"] == "" else f"{100 * row['accuracy']:.1f} %"
+                spent = time.perf_counter() - began
+                print(f"[{number}/{len(cases)}, {spent:.0f} s] {' '.join(case.key[3:])}: {told}", flush=True)
+    if failures:
+        sys.exit(f"{failures} of {len(cases)} cases could not be run; the same command tries them again")
+
+
+def play(case: Case, device: str, deadline: float) -> Row | None:
+    """One run, as a row; a training that diverges is a result. None if the time is over."""
+    if time.time() > deadline:
+        return None
+    torch.set_num_threads(1)
+    began = time.perf_counter()
+    config = Config.of({**case.config.table(), "device": device})
+    run = fedsat.prepare(config)
+    status, accuracy, worst = "completed", "", ""
+    try:
+        fedsat.carry_on(run)
+        accuracy, worst = (run.summary["last_ten"][name] for name in ("test_accuracy", "worst_recall"))
+    except fedsat.TrainingError:
+        status = f"diverged in round {run.training.rounds + 1}"
+    made = surroundings(run.setup.device)
+    return {
+        **asdict(case),
+        "status": status,
+        "accuracy": accuracy,
+        "worst_recall": worst,
+        **shares(run.metrics, set(run.setup.adversity.attackers.tolist())),
+        "seconds": f"{time.perf_counter() - began:.1f}",
+        **{name: made[name] for name in ("fedsat", "torch", "device")},
+    }
+
+
+def shares(metrics: Sequence[dict[str, Any]], attackers: set[int]) -> Row:
+    """The attackers' part of all weight, and how many updates of attackers and of others were left out.
+
+    Left out is what was refused or given the weight 0; what the server never received does not count.
+    """
+    weight, total = 0.0, 0.0
+    left_out: dict[bool, list[bool]] = {True: [], False: []}
+    for line in metrics:
+        for client, share in zip(line["clients"], line["weights"], strict=True):
+            hostile = client in attackers
+            weight, total = weight + share * hostile, total + share
+            left_out[hostile].append(share == 0)
+        for client in line.get("refused", {}):
+            left_out[int(client) in attackers].append(True)
+
+    def mean(flags: list[bool]) -> float | str:
+        return float(np.mean(flags)) if flags else ""
+
+    return {
+        "attackers_weight": weight / total if attackers and total else "",
+        "attackers_left_out": mean(left_out[True]),
+        "honest_left_out": mean(left_out[False]),
+    }
+
+
+def append(row: Row, path: Path) -> None:
+    """Add a row to the file, whoever else is writing to it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+", newline="", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        text = io.StringIO()
+        writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+        if file.seek(0, io.SEEK_END) == 0:
+            writer.writeheader()
+        writer.writerow({key: f"{v:.5f}" if key in MEASURED and v != "" else v for key, v in row.items()})
+        file.write(text.getvalue())
+
+
+def read(path: Path) -> list[Row]:
+    """The rows of the file; none if there is no file."""
+    if not path.exists():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def done(path: Path) -> set[tuple[str, ...]]:
+    """The cases that the file has."""
+    return {tuple(row[name] for name in Case.__dataclass_fields__) for row in read(path)}
+
+
+# The page
+
+
+def write_page(rows: list[Row], path: Path) -> None:
+    """Put the tables in the place of those that the document has behind its mark."""
+    if not rows:
+        sys.exit("there are no results yet")
+    head = path.read_text(encoding="utf-8").partition(MARK)[0] if path.exists() else "# Robustness\n\n"
+    write_whole(path, (head + MARK + "\n\n" + "\n".join(tables(rows)) + "\n").encode())
+    print(f"written: {path}")
+
+
+def tables(rows: list[Row]) -> Iterator[str]:
+    """For every setting and share of attackers: losses, then who was heard."""
+    for dataset, model, rounds in unique((row["dataset"], row["model"], row["rounds"]) for row in rows):
+        mine = [row for row in rows if (row["dataset"], row["model"], row["rounds"]) == (dataset, model, rounds)]
+        seeds = ", ".join(sorted({row["seed"] for row in mine}))
+        made = unique(f"fedsat {row['fedsat']}, torch {row['torch']}, {row['device']}" for row in mine)
+        command = f"python benchmarks/robustness.py --dataset {dataset} --model {model} --rounds {rounds}"
+        yield f"Made by `{command}`, seeds {seeds}, with {'; '.join(made)}."
+        yield "Accuracy is the mean of the last ten rounds, in per cent; means over the seeds."
+        yield ""
+        for split in unique(row["split"] for row in mine):
+            here = [row for row in mine if row["split"] == split]
+            clean = {(row["defence"], row["seed"]): row for row in here if row["attack"] == "none"}
+            for share in sorted({float(row["attackers"]) for row in here} - {0.0}):
+                yield from table(here, clean, f"{model} on {dataset}, {split}, {100 * share:.0f} % attackers", share)
+
+
+def table(rows: list[Row], clean: dict[tuple[str, str], Row], title: str, share: float) -> Iterator[str]:
+    """Three tables of one setting: points lost, accuracy, and who was heard."""
+    attacked = {
+        (defence, attack): [
+            row for row in rows
+            if (row["defence"], row["attack"], float(row["attackers"])) == (defence, attack, share)
+        ]
+        for defence in unique(row["defence"] for row in rows)
+        for attack in ATTACKS
+    }  # fmt: skip
+    defences = [name for name in DEFENCES if any(attacked.get((name, attack)) for attack in ATTACKS)]
+    heading = f"| | clean | {' | '.join(ATTACKS)} |\n|---|{'---:|' * (1 + len(ATTACKS))}"
+    yield f"### {title}\n\nPoints lost against the clean run of the same defence and seed (accuracy):\n\n{heading}"
+    for defence in defences:
+        cells = [means([row["accuracy"] for (name, _), row in clean.items() if name == defence], 100)]
+        for attack in ATTACKS:
+            pairs = [(clean.get((defence, row["seed"])), row) for row in attacked[defence, attack]]
+            before = [one["accuracy"] if one else "" for one, _ in pairs]
+            after = [row["accuracy"] for _, row in pairs]
+            cells.append(lost(before, after))
+        yield f"| {defence} | {' | '.join(cells)} |"
+    yield f"\nThe attackers' part of the weight, and the share of their updates left out, in per cent:\n\n{heading}"
+    for defence in defences:
+        if defence.endswith(BLIND):
+            continue
+        honest = means([row["honest_left_out"] for (name, _), row in clean.items() if name == defence], 100)
+        cells = [
+            f"{means([row['attackers_weight'] for row in attacked[defence, attack]], 100)}, "
+            f"{means([row['attackers_left_out'] for row in attacked[defence, attack]], 100)}"
+            for attack in ATTACKS
+        ]
+        yield f"| {defence} | {honest} honest left out | {' | '.join(cells)} |"
+    yield ""
+
+
+def unique(values: Iterable[Any]) -> list[Any]:
+    """Each value once, in the order of their first appearance."""
+    return list(dict.fromkeys(values))
+
+
+def means(texts: Sequence[str], factor: float) -> str:
+    """The mean of numbers as the file has them; a dash where one is missing."""
+    return f"{factor * np.mean([float(text) for text in texts]):.1f}" if texts and all(texts) else "–"
+
+
+def lost(before: Sequence[str], after: Sequence[str]) -> str:
+    """The mean loss in points and, in brackets, the accuracy left."""
+    if not after:
+        return "–"
+    if not all(after):
+        return "diverged"
+    points = means([str(float(b) - float(a)) for b, a in zip(before, after, strict=True)], 100) if all(before) else "–"
+    return f"{points} ({means(after, 100)})"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""How the movements of a round's clients become one: the weighted mean, or one that a few bad clients cannot carry off.
+
+A combination can be put on any method. It first says whose movements count (`select`, multi-Krum's part), then forms
+the centre of the clients' trees (`centre`, the median's and the trimmed mean's part). What a method averages besides
+the model (SCAFFOLD's controls, FedDyn's duals, …) goes through the same functions.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+from torch import Tensor
+
+from fedsat.options import Option, Registry, check
+from fedsat.tree import Tree, tree_map, weighted_sum
+
+
+@dataclass(frozen=True)
+class Combination:
+    """The weighted mean, Σ_k w_k · tree_k."""
+
+    selects: ClassVar[bool] = False
+    """Whether weights depend on the movements, so that `select` is to be called."""
+
+    def __post_init__(self) -> None:
+        check(self, "combination")
+
+    def select(self, movements: Tree, weights: Tensor) -> Tensor:
+        """The weights of the clients that count, with sum 1, from their movements θ_k − Θ and first weights."""
+        del movements
+        return weights
+
+    def centre(self, tree: Tree, weights: Tensor) -> Tree:
+        """The middle of the clients' trees."""
+        return weighted_sum(tree, weights)
+
+    def total(self, tree: Tree, weights: Tensor) -> Tree:
+        """Σ_k tree_k over the round's clients, for what a method adds up whatever the weights."""
+        del weights
+        return tree_map(lambda tensor: tensor.sum(0), tree)
+
+
+combinations: Registry[Combination] = Registry("combination", Combination)
+combinations.register("mean")(Combination)
+
+
+Hostile = Annotated[float, Option("share of a round's clients that may be hostile", at_least=0, below=0.5)]
+
+
+@dataclass(frozen=True)
+class Robust(Combination):
+    """Combinations that treat clients alike: weights only say who counts, namely all whose weight is not 0."""
+
+    def total(self, tree: Tree, weights: Tensor) -> Tree:
+        """As many times the centre as there are clients: the sum, were all clients like those in the middle."""
+        counted = (weights > 0).to(weights)
+        return tree_map(lambda tensor: len(weights) * tensor, self.centre(tree, counted / counted.sum()))
+
+
+@combinations.register("median")
+@dataclass(frozen=True)
+class CoordinateMedian(Robust):
+    """The median of each coordinate (Yin et al. 2018), which stands up to anything short of half the clients."""
+
+    def centre(self, tree: Tree, weights: Tensor) -> Tree:
+        """The middle value, or the mean of the two middle ones."""
+        counted = weights > 0
+        return tree_map(lambda tensor: _middle(tensor[counted], (int(counted.sum()) - 1) // 2), tree)
+
+
+@combinations.register("trimmed-mean")
+@dataclass(frozen=True)
+class TrimmedMean(Robust):
+    """The mean of each coordinate without its largest and smallest values (Yin et al. 2018)."""
+
+    hostile: Hostile = 0.3
+
+    def centre(self, tree: Tree, weights: Tensor) -> Tree:
+        """As many values are left out at either end as clients may be hostile."""
+        counted = weights > 0
+        suspects = suspected(self.hostile, int(counted.sum()))
+        return tree_map(lambda tensor: _middle(tensor[counted], suspects), tree)
+
+
+@combinations.register("clipped-mean")
+@dataclass(frozen=True)
+class ClippedMean(Combination):
+    """The weighted mean in which a long movement weighs less (norm clipping, Sun et al. 2019)."""
+
+    selects: ClassVar[bool] = True
+
+    longest: Annotated[float, Option("medians of the round's lengths beyond which a movement is clipped", above=0)] = (
+        1.5
+    )
+
+    def select(self, movements: Tree, weights: Tensor) -> Tensor:
+        """w_k · min(1, longest · median/‖θ_k − Θ‖), normalised: what is clipped counts for less, nobody for more."""
+        lengths = norms(movements)
+        limit = self.longest * lengths[weights > 0].quantile(0.5)
+        clipped = weights * torch.where(lengths > limit, limit / lengths.clamp(min=1e-300), 1.0).to(weights)
+        return clipped / clipped.sum() if bool(clipped.any()) else weights
+
+    def total(self, tree: Tree, weights: Tensor) -> Tree:
+        """As many times the centre as there are clients."""
+        return tree_map(lambda tensor: len(weights) * tensor, self.centre(tree, weights))
+
+
+@combinations.register("multi-krum")
+@dataclass(frozen=True)
+class MultiKrum(Robust):
+    """The mean of the clients whose movements have the nearest neighbours (Blanchard et al. 2017)."""
+
+    selects: ClassVar[bool] = True
+
+    hostile: Hostile = 0.3
+
+    def select(self, movements: Tree, weights: Tensor) -> Tensor:
+        """The weights of the K − f clients of the lowest scores, f the clients that may be hostile.
+
+        A client's score is the sum of squared distances to its K − f − 2 nearest others.
+        """
+        places = torch.nonzero(weights > 0).flatten()
+        clients = len(places)
+        suspects = suspected(self.hostile, clients)
+        squares = torch.zeros(clients, clients, dtype=torch.float64, device=weights.device)
+        for tensor in movements.values():
+            rows = tensor[places].reshape(clients, -1).double()
+            # By differences, row by row: ‖a‖² − 2ab + ‖b‖² would lose small distances beside large norms.
+            squares += torch.stack([(rows - row).square().sum(1) for row in rows])
+        # The smallest number of each row is the client's distance to itself, 0.
+        scores = squares.sort(dim=1).values[:, 1 : 1 + max(1, clients - suspects - 2)].sum(1)
+        chosen = places[scores.argsort(stable=True)[: clients - suspects]]
+        kept = torch.zeros_like(weights)
+        kept[chosen] = weights[chosen]
+        return kept / kept.sum()
+
+
+def norms(movements: Tree) -> Tensor:
+    """‖θ_k − Θ‖ of every client, [K]."""
+    norm = torch.linalg.vector_norm
+    lengths = [norm(tensor.reshape(len(tensor), -1), dim=1, dtype=torch.float64) for tensor in movements.values()]
+    length: Tensor = norm(torch.stack(lengths), dim=0)
+    return length
+
+
+def suspected(share: float, clients: int) -> int:
+    """How many of so many clients may be hostile: the share rounded up, but fewer than half."""
+    return min(math.ceil(share * clients - 1e-9), (clients - 1) // 2)
+
+
+def _middle(tensor: Tensor, left_out: int) -> Tensor:
+    """The mean over the first axis without the `left_out` largest and smallest values of each coordinate."""
+    ordered = tensor.sort(dim=0).values
+    return ordered[left_out : len(ordered) - left_out].mean(0)

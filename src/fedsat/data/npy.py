@@ -1,0 +1,27 @@
+"""Reading .npy files that may be damaged or hostile."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def read_npy(path: Path) -> NDArray[Any]:
+    """The array in a file as `numpy.save` writes it; a `ValueError` for anything else, an `OSError` for no file.
+
+    Nothing is unpickled. The file is mapped first, so that no more memory is asked for than it can fill: a header may
+    claim any shape. numpy reads headers as Python, and fails in Python's many ways on damaged ones.
+    """
+    with path.open("rb"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about headers of Python 2
+        try:
+            mapped = np.lib.format.open_memmap(path, mode="r")
+        except Exception as error:
+            raise ValueError(f"not a readable .npy file ({str(error).partition(chr(10))[0]})") from error
+        if mapped.offset + mapped.nbytes != path.stat().st_size:
+            raise ValueError("the .npy file is longer than its header says")
+        return np.array(mapped)

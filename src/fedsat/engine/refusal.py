@@ -1,0 +1,64 @@
+"""What the server refuses before it weighs anything: updates that cannot be averaged, reports that cannot be true."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from fedsat.algorithms import Model
+from fedsat.algorithms.base import movements
+from fedsat.algorithms.combination import norms
+from fedsat.engine.local import TrainedRound, diverged, finite
+from fedsat.metrics import ClassCounts
+
+Refused = dict[int, str]
+"""Nodes that were refused, and why."""
+
+
+def refuse_updates(
+    trained: TrainedRound, start: Model, max_norm: float, round_number: int
+) -> tuple[TrainedRound, Refused]:
+    """The updates without those that are not finite or went too far, and who sent these.
+
+    Too far is more than `max_norm` times the median of the lengths ‖θ_k − Θ‖ of the round (0: never). If nothing at
+    all is finite, no round is left to play and the training stops.
+    """
+    whole = finite(trained)
+    if not bool(whole.any()):
+        raise diverged(trained, round_number)
+    lengths = norms(movements(start, trained.updates))
+    middle = torch.quantile(lengths[whole], 0.5)
+    far = whole & (lengths > max_norm * middle) & (middle > 0) if max_norm else torch.zeros_like(whole)
+    if bool((whole & ~far).all()):
+        return trained, {}
+    refused: Refused = {}
+    for place, client in enumerate(trained.updates.clients.tolist()):
+        if not whole[place]:
+            refused[client] = "not finite"
+        elif far[place]:
+            refused[client] = f"moved {float(lengths[place] / middle):.3g} times as far as the median"
+    return trained.take(torch.nonzero(whole & ~far).flatten().tolist()), refused
+
+
+def refuse_reports(counts: ClassCounts) -> tuple[ClassCounts, Refused]:
+    """The reports without those of workers that contradict themselves, and who these are.
+
+    A report says 0 ≤ TP ≤ min(T, Z) in every class and ΣZ = ΣT, and a worker holds the same samples whomever it is
+    asked about. A worker that breaks this once is not believed about anybody in the round.
+    """
+    predicted, correct, labels = counts.predicted, counts.correct, counts.labels
+    if counts.workers is None:
+        raise ValueError("reports can be refused only if it is known whose they are")
+    workers = counts.workers.cpu().numpy()
+    possible = ((correct >= 0) & (correct <= torch.minimum(labels, predicted))).all(-1)
+    possible &= predicted.sum(-1) == labels.sum(-1)
+    held = labels.cpu().numpy()
+    reported = held.any(axis=-1)
+    nodes, first, node = np.unique(workers[reported], return_index=True, return_inverse=True)
+    changing = (held[reported] != held[reported][first][node]).any(axis=-1)
+    refused = {int(liar): "labels that change from report to report" for liar in nodes[np.unique(node[changing])]}
+    refused |= {int(liar): "counts that cannot be" for liar in np.unique(workers[~possible.cpu().numpy()])}
+    if not refused:
+        return counts, {}
+    liars = torch.from_numpy(np.isin(workers, list(refused)))
+    return counts.without(liars.to(labels.device)), refused

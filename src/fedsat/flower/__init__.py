@@ -1,0 +1,36 @@
+"""Real nodes, with Flower: `server_app` and `client_app` for any Flower project.
+
+# federation_app.py of a Flower project
+from fedsat.flower import client_app, server_app
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from fedsat.errors import FedsatError
+
+if TYPE_CHECKING:
+    from fedsat.flower.client import app as client_app
+    from fedsat.flower.server import app as server_app
+
+__all__ = ["client_app", "server_app"]
+
+_APPS = {"client_app": "fedsat.flower.client", "server_app": "fedsat.flower.server"}
+
+
+def __getattr__(name: str) -> Any:
+    """Load an app when it is asked for: fedsat works without Flower."""
+    if name not in _APPS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    require_flower()
+    return importlib.import_module(_APPS[name]).app
+
+
+def require_flower() -> None:
+    """Stop with a word on what to install, if Flower is not there."""
+    try:
+        import flwr  # noqa: F401, PLC0415
+    except ImportError as error:
+        raise FedsatError("real nodes need Flower; install it: pip install 'fedsat[flower]'") from error

@@ -1,0 +1,288 @@
+"""A federation of processes on this machine: a SuperLink, SuperNodes, and runs that are handed to them.
+
+Everything that Flower writes stays in one folder; nothing is left behind when the federation stops.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from fedsat.errors import FedsatError
+from fedsat.flower.warm import write_stubs
+
+NAME = "fedsat"
+"""What the SuperLink is called in Flower's configuration."""
+
+MARK = "FEDSAT_LOCAL_FEDERATION"
+"""The variable by which the processes of a federation know each other."""
+
+WARM = sys.platform == "linux"
+"""Whether tasks can be forked from a process that has torch at hand."""
+
+PATIENCE = 10.0
+"""Seconds that processes have to end by themselves."""
+
+APP = '''"""Fedsat's apps, as a Flower project wants them."""
+
+from fedsat.flower import client_app, server_app
+
+__all__ = ["client_app", "server_app"]
+'''
+
+PROJECT = """[project]
+name = "fedsat-federation"
+version = "1.0.0"
+description = "A run of fedsat"
+license = "Apache-2.0"
+dependencies = ["fedsat[flower]"]
+
+[tool.flwr.app]
+publisher = "fedsat"
+
+[tool.flwr.app.components]
+serverapp = "federation_app:server_app"
+clientapp = "federation_app:client_app"
+
+[tool.flwr.app.config]
+"""
+
+
+@dataclass(frozen=True)
+class Tls:
+    """Files for encrypted connections: who is trusted, and the SuperLink's certificate and key."""
+
+    authority: Path
+    certificate: Path
+    key: Path
+
+
+@dataclass
+class LocalFederation:
+    """SuperLink and SuperNodes as processes. Use as a context: they start by name and all end together."""
+
+    folder: Path
+    tls: Tls | None = None
+    authenticate: bool = False
+    """Whether nodes must have a key that was registered (`register`)."""
+    threads: int = 1
+    """Threads of each node."""
+    port: int = 0
+    _processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    _mark: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def __enter__(self) -> LocalFederation:
+        self.port = free_port()
+        connection: dict[str, Any] = {"address": f"127.0.0.1:{self.port}"}
+        secured = ["--insecure"]
+        if self.tls is None:
+            connection["insecure"] = True
+        else:
+            connection["root-certificates"] = str(self.tls.authority.resolve())
+            files = {"ca-certfile": self.tls.authority, "certfile": self.tls.certificate, "keyfile": self.tls.key}
+            secured = [part for name, path in files.items() for part in (f"--ssl-{name}", str(path))]
+        if WARM:
+            write_stubs(self.folder / "bin", self._warm)
+        home = self._home("link")
+        (home / "config.toml").write_text("\n".join([f"[superlink.{NAME}]", *_toml(connection), ""]))
+        auth = ["--enable-supernode-auth"] if self.authenticate else []
+        try:
+            if WARM:
+                self._start("warm", ["python", "-m", "fedsat.flower.warm", str(self._warm)])
+            options = [*secured, *auth, "--disable-runtime-dependency-installation", "--port", f"{self.port}"]
+            self._start("link", ["flower-superlink", *options])
+            self._wait_until_ready()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start_node(
+        self,
+        name: str,
+        config: Mapping[str, Any],
+        *options: str,
+        key: Path | None = None,
+        authority: Path | None = None,
+    ) -> subprocess.Popen[bytes]:
+        """Start a SuperNode with this node configuration, and with further options of `flower-supernode`.
+
+        `key` is what it authenticates itself by; `authority` is whom it trusts, if not the federation's.
+        """
+        command = ["flower-supernode", "--superlink", f"127.0.0.1:{self.port}", "--port", f"{free_port()}"]
+        if self.tls is None:
+            command.append("--insecure")
+        else:
+            command += ["--root-certificates", str(authority or self.tls.authority)]
+        if key is not None:
+            command += ["--auth-supernode-private-key", str(key)]
+        return self._start(name, [*command, *options, "--node-config", " ".join(_toml(config, equals="="))])
+
+    def register(self, public_key: Path) -> None:
+        """Let the node with this key take part."""
+        done = self._flwr("supernode", "register", str(public_key), NAME)
+        if done.returncode:
+            raise FedsatError(f"the key {public_key} could not be registered: {done.stdout.decode().strip()}")
+
+    def submit(self, run_config: Mapping[str, Any]) -> subprocess.Popen[bytes]:
+        """Hand a run to the federation; the process returned lasts as long as the run, and its log is `run.log`.
+
+        One run follows another: if the last one is not over yet, its end is waited for.
+        """
+        if "run" in self._processes:
+            self._processes.pop("run").wait()
+        project = self.folder / "project"
+        project.mkdir(exist_ok=True)
+        (project / "federation_app.py").write_text(APP)
+        (project / "pyproject.toml").write_text("\n".join([PROJECT, *_toml(run_config), ""]))
+        return self._start("run", ["flwr", "run", str(project), NAME, "--stream"], home="link")
+
+    def log(self, name: str) -> str:
+        """What a process has printed so far."""
+        path = self._log(name)
+        return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+
+    def kill(self, name: str) -> None:
+        """Kill a process and its children at once, as a power failure would."""
+        process = self._processes.pop(name)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def stop(self) -> None:
+        """End all processes: the run first, so that it can finish its files, and by force whoever stays."""
+        for name in sorted(self._processes, key=lambda name: name != "run"):
+            with suppress(ProcessLookupError):
+                os.killpg(self._processes[name].pid, signal.SIGTERM)
+        deadline = time.monotonic() + PATIENCE
+        while self._alive() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        for pid in self._alive():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for process in self._processes.values():
+            process.wait()
+        self._processes.clear()
+
+    def _alive(self) -> list[int]:
+        """The federation's processes that still run; Flower puts some into sessions of their own."""
+        own = [process.pid for process in self._processes.values() if process.poll() is None]
+        return sorted({*own, *_marked(f"{MARK}={self._mark}".encode())})
+
+    def _start(self, name: str, command: list[str], home: str | None = None) -> subprocess.Popen[bytes]:
+        with self._log(name).open("ab") as output:
+            process = subprocess.Popen(
+                [str(_beside_python(command[0])), *command[1:]],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=self._environment(home or name),
+                start_new_session=True,
+            )
+        self._processes[name] = process
+        return process
+
+    def _flwr(self, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(
+            [str(_beside_python("flwr")), *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=self._environment("link"),
+            check=False,
+        )
+
+    def _environment(self, home: str) -> dict[str, str]:
+        """What processes are told: their own folder for Flower's files, no telemetry, few threads, quick looks."""
+        paths = [str(self.folder / "bin"), str(_beside_python("")), os.environ.get("PATH", "")]
+        usual = {
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+        }
+        return {
+            **usual,
+            **os.environ,
+            "PATH": os.pathsep.join(paths),
+            "FLWR_HOME": str(self._home(home)),
+            "OMP_NUM_THREADS": str(self.threads),
+            MARK: self._mark,
+        }
+
+    def _home(self, name: str) -> Path:
+        home = self.folder / "homes" / name
+        home.mkdir(parents=True, exist_ok=True)
+        return home
+
+    def _log(self, name: str) -> Path:
+        logs = self.folder / "logs"
+        logs.mkdir(parents=True, exist_ok=True)
+        return logs / f"{name}.log"
+
+    @property
+    def _warm(self) -> Path:
+        """The socket of the process that forks tasks."""
+        return self.folder / "warm"
+
+    def _wait_until_ready(self) -> None:
+        deadline = time.monotonic() + 120
+        while not self._ready() and time.monotonic() < deadline:
+            ended = [name for name, process in self._processes.items() if process.poll() is not None]
+            if ended:
+                last = self.log(ended[0]).strip().splitlines()[-5:]
+                raise FedsatError("Flower did not start: " + " ".join(last))
+            time.sleep(0.05)
+
+    def _ready(self) -> bool:
+        """Whether the SuperLink takes calls, and tasks can be forked."""
+        with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
+            return not WARM or self._warm.exists()
+        return False
+
+
+def free_port() -> int:
+    """A port that nobody uses at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _beside_python(name: str) -> Path:
+    """Flower's commands, from the same environment as this Python."""
+    return Path(sys.executable).parent / name
+
+
+def _toml(table: Mapping[str, Any], equals: str = " = ") -> list[str]:
+    """Texts, numbers and booleans are written alike in JSON and TOML."""
+    return [f"{key}{equals}{json.dumps(value, ensure_ascii=False)}" for key, value in table.items()]
+
+
+def _marked(mark: bytes) -> list[int]:
+    """Processes that carry the mark, where the system shows their environment."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if mark in (folder / "environ").read_bytes().split(b"\0") and not _is_zombie(folder):
+                found.append(int(folder.name))
+    return found
+
+
+def _is_zombie(folder: Path) -> bool:
+    return (folder / "stat").read_text().rpartition(") ")[2].startswith("Z")

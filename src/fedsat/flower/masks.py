@@ -1,0 +1,54 @@
+"""Counts of which only the sum over a client's workers can be read.
+
+Every pair of workers of a client shares a secret (X25519) from which both draw the same mask; one adds it to its
+counts, the other takes it away, modulo 2^64. What a worker sends looks random; in the sum over all workers the masks
+cancel. The server passes the public keys on, so this holds against a server that is curious, not against one that
+gives out keys of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from numpy.typing import NDArray
+
+Counts = NDArray[np.int64]
+
+
+def new_secret() -> bytes:
+    """A node's secret, which never leaves it."""
+    return X25519PrivateKey.generate().private_bytes_raw()
+
+
+def public_key(secret: bytes) -> str:
+    """What the others may know of a secret, in hex."""
+    return X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw().hex()
+
+
+def masked(counts: Counts, own: int, secret: bytes, peers: Mapping[int, str], purpose: str) -> Counts:
+    """`counts` of worker `own`, masked against its `peers` (their public keys by number).
+
+    `purpose` names the exchange and the client; the same masks must never serve twice.
+    """
+    total = counts.astype(np.int64).view(np.uint64).copy()
+    for number, key in peers.items():
+        mask = _mask(secret, key, purpose, counts.shape)
+        total = total + mask if own < number else total - mask  # modulo 2^64
+    return total.view(np.int64)
+
+
+def unmasked_sum(reports: Iterable[Counts]) -> Counts:
+    """The sum of all workers' reports, in which the masks cancel."""
+    total = np.add.reduce([report.view(np.uint64) for report in reports])
+    return np.asarray(total).view(np.int64)
+
+
+def _mask(secret: bytes, peer: str, purpose: str, shape: tuple[int, ...]) -> NDArray[np.uint64]:
+    shared = X25519PrivateKey.from_private_bytes(secret).exchange(
+        X25519PublicKey.from_public_bytes(bytes.fromhex(peer))
+    )
+    stream = hashlib.shake_256(b"fedsat counts\0" + shared + purpose.encode()).digest(8 * int(np.prod(shape)))
+    return np.frombuffer(stream, dtype="<u8").astype(np.uint64).reshape(shape)

@@ -1,0 +1,204 @@
+"""An engine whose clients are real nodes: the round, the methods and the files are the simulator's own."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedsat.algorithms import Algorithm, Model, Server, Updates
+from fedsat.algorithms.footprint import rehearse
+from fedsat.engine import TrainedRound
+from fedsat.engine.round import Traffic
+from fedsat.errors import TrainingError
+from fedsat.experiment.config import Config
+from fedsat.flower.members import Members
+from fedsat.flower.messages import Evaluate, Evaluated, RunSpec, Train, Trained
+from fedsat.flower.refusal import RefusedError, check_accuracies, check_confusion, check_counts, check_update
+from fedsat.flower.terms import Terms
+from fedsat.flower.workers import Workers
+from fedsat.metrics import Assessment, ClassCounts, ClientAccuracy, Evaluation
+from fedsat.sampling import Indices
+from fedsat.tree import State, Tree
+
+log = logging.getLogger("flwr")
+
+USED = "used"
+"""What the server keeps of a client: the number of the last round whose update it used, nothing else."""
+
+
+class RemoteEngine:
+    """Trains, measures and evaluates by asking nodes; what they answer is checked before it is used."""
+
+    def __init__(
+        self,
+        run: RunSpec,
+        config: Config,
+        terms: Terms,
+        members: Members,
+        model: Model,
+        evaluate: Callable[[Model], Evaluation] | None,
+    ) -> None:
+        """`evaluate` tests a model on the server's test set, where it has one."""
+        self.algorithm: Algorithm = config.algorithm
+        self.initial_model = model
+        self.device = next(iter(model.params.values())).device
+        self._run, self._config, self._terms = run, config, terms
+        self._members, self._exchange = members, members.exchange
+        self._workers = Workers(members, run)
+        self._evaluate = evaluate
+        self._own_counts: dict[int, torch.Tensor] = {}
+        self._marks, self._worker_bytes = (0, 0), 0
+        _, stacked = rehearse(self.algorithm, model)
+        self._uploads = {name: _row(tree, 0) for name, tree in stacked.items() if tree}
+        """What an update has besides the model: names and shapes."""
+
+    @property
+    def clients(self) -> int:
+        """N, the clients of the federation."""
+        return self._config.clients
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The classes to be told apart."""
+        return self._run.class_names
+
+    def train(self, server: Server, clients: Indices, states: dict[int, State], round_number: int) -> TrainedRound:
+        """Call clients until enough have sent an update that can be used."""
+        self._members.round, self._worker_bytes = round_number, 0
+        self._marks = (self._exchange.down, self._exchange.up)
+        received = self.algorithm.broadcast(server)
+        counted = self.algorithm.weighting.needs_counts and self._terms.worker_counts == "each"
+
+        def call(client: int) -> Train:
+            used = int(states[client][USED]["round"]) if client in states else 0
+            return Train(self._run, client, round_number, used, server.model, received, counted)
+
+        def checked(client: int, reply: Trained) -> Trained:
+            check_update(reply, self.initial_model, self._uploads)
+            if counted:
+                own = check_counts(reply.counts.get("counts"), len(self.class_names))
+                if int(own[2].sum()) != reply.samples:
+                    raise RefusedError(f"counts: of {int(own[2].sum())} samples, but it has {reply.samples}")
+            if reply.forgot:
+                self._members.remark(client, "train", "it has lost its state and began anew")
+            return reply
+
+        needed = math.ceil(self._terms.min_fraction * len(clients))
+        replies: dict[int, Trained] = {}
+        for attempt in range(self._terms.retries + 1):
+            missing = [client for client in clients.tolist() if client not in replies]
+            if attempt:
+                log.warning("round %d is tried again: %d of %d answered", round_number, len(replies), len(clients))
+                self._members.wait_for(set(missing), self._terms.timeout)
+            replies |= self._members.ask("train", {client: call(client) for client in missing}, Trained, checked)
+            if len(replies) >= needed:
+                break
+        else:
+            raise TrainingError(
+                f"round {round_number}: {len(replies)} of {len(clients)} called clients answered, {needed} are needed"
+                " (--min-fraction); the record says what the others did"
+            )
+        return self._joined({client: replies[client] for client in clients.tolist() if client in replies})
+
+    def _joined(self, replies: Mapping[int, Trained]) -> TrainedRound:
+        """Updates as all engines return them."""
+        own = list(replies.values())
+        self._own_counts = {k: reply.counts["counts"] for k, reply in replies.items() if reply.counts}
+        updates = Updates(
+            clients=torch.tensor(list(replies)),
+            model=Model(self._stack(r.model.params for r in own), self._stack(r.model.buffers for r in own)),
+            uploads={name: self._stack(r.uploads[name] for r in own) for name in self._uploads},
+            sizes=torch.tensor([reply.samples for reply in own], device=self.device),
+            steps=torch.tensor([reply.steps for reply in own], device=self.device),
+            lr=self._config.lr,
+            epochs=self._config.epochs,
+            population=self.clients,
+        )
+        losses = torch.tensor([reply.loss for reply in own], device=self.device)
+        states: list[State] = [{USED: {"round": torch.tensor(self._members.round)}} for _ in own]
+        return TrainedRound(updates, states, {"loss": losses, "bad": torch.zeros_like(losses)})
+
+    def _stack(self, trees: Iterable[Tree]) -> Tree:
+        gathered = list(trees)
+        return {name: torch.stack([tree[name] for tree in gathered]).to(self.device) for name in gathered[0]}
+
+    def measure(self, updates: Updates, workers: Indices) -> ClassCounts:
+        """Each client's model evaluated by its workers."""
+        before = self._exchange.down + self._exchange.up
+        models = {
+            client: Model(_row(updates.model.params, row), _row(updates.model.buffers, row))
+            for row, client in enumerate(updates.clients.tolist())
+        }
+        sets = dict(zip(models, workers.tolist(), strict=True))
+        if self._terms.worker_counts == "each":
+            counts = self._workers.each(models, sets, self._own_counts)
+        else:
+            counts = self._workers.sums(models, sets, self._terms.retries + 1)
+        self._worker_bytes = self._exchange.down + self._exchange.up - before
+        predicted, correct, labels = counts.to(self.device).unbind(2)
+        return ClassCounts(predicted, correct, labels)
+
+    def assess(self, models: Sequence[Model], client_accuracy: ClientAccuracy) -> list[Assessment]:
+        """Global models tested here or by the nodes, and what each is worth to the clients that answer."""
+        count, classes = len(models), len(self.class_names)
+        evaluations = [self._evaluate(model) for model in models] if self._evaluate else []
+        how: str = client_accuracy if evaluations else "held-out"
+        recalls: Tree = {}
+        if how == "expected":
+            recalls = {"recalls": torch.stack([torch.from_numpy(one.recall) for one in evaluations])}
+
+        def question(client: int) -> Evaluate:
+            return Evaluate(self._run, client, how, [] if recalls else list(models), recalls)
+
+        def checked(client: int, reply: Evaluated) -> Tree:
+            del client
+            accuracy = check_accuracies(reply.results.get("accuracy"), count)
+            if evaluations:
+                return {"accuracy": accuracy}
+            loss = reply.results.get("loss")
+            if loss is None or loss.shape != (count,):
+                raise RefusedError(f"loss: not {count} numbers")
+            confusion = check_confusion(reply.results.get("confusion"), count, classes)
+            return {"accuracy": accuracy, "confusion": confusion, "loss": loss}
+
+        everyone = {client: question(client) for client in range(self.clients)}
+        replies = self._members.ask("evaluate", everyone, Evaluated, checked)
+        if not replies:
+            raise TrainingError(f"round {self._members.round}: not a single node could evaluate the model")
+        accuracies = np.full((count, self.clients), np.nan)
+        for client, reply in replies.items():
+            accuracies[:, client] = reply["accuracy"].numpy()
+        evaluations = evaluations or _pooled(list(replies.values()), count)
+        return list(zip(evaluations, accuracies, strict=True))
+
+    def traffic(
+        self, server: Server, called: int, answered: int, updates: Updates, counts: ClassCounts | None
+    ) -> Traffic:
+        """The bytes that were sent and received since the round began."""
+        del server, called, answered, updates, counts
+        down, up = self._exchange.down - self._marks[0], self._exchange.up - self._marks[1]
+        self._marks = (self._exchange.down, self._exchange.up)
+        return Traffic(down, up, self._worker_bytes)
+
+    def remarks(self) -> dict[str, Any]:
+        """The evaluation's bytes, and who was left out and why."""
+        spent = self._exchange.down + self._exchange.up - sum(self._marks)
+        remarks = self._members.take_remarks()
+        return {"bytes_evaluate": spent} | ({"left_out": remarks} if remarks else {})
+
+
+def _pooled(replies: Sequence[Tree], models: int) -> list[Evaluation]:
+    """What nodes found on the samples that they held out, together."""
+    samples = torch.stack([reply["confusion"].sum((1, 2)) for reply in replies]).to(torch.float64)
+    confusion = torch.stack([reply["confusion"] for reply in replies]).sum(0).numpy()
+    losses = (torch.stack([reply["loss"] for reply in replies]) * samples).sum(0) / samples.sum(0)
+    return [Evaluation(confusion[place], float(losses[place])) for place in range(models)]
+
+
+def _row(tree: Tree, row: int) -> Tree:
+    return {name: tensor[row] for name, tensor in tree.items()}

@@ -1,0 +1,278 @@
+"""Clients that drop out, straggle or attack, and what the server refuses: both engines, every method."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from byhand import make_updates, one, scalar, values
+from federations import furthest, make_engine, stacked
+from fedsat.algorithms import FedAvg, FedSat, Model, PrioritizedClassWeights, algorithms
+from fedsat.engine import (
+    Adversity,
+    Attack,
+    Calls,
+    Engine,
+    Federated,
+    PlayedRound,
+    SequentialEngine,
+    attacks,
+    play_round,
+    start,
+)
+from fedsat.engine.local import TrainedRound, new_meters
+from fedsat.engine.refusal import refuse_reports, refuse_updates
+from fedsat.errors import TrainingError
+from fedsat.metrics import ClassCounts
+from fedsat.sampling import draw_attackers
+
+CALLS = Calls(per_round=6, workers=4, seed=3)
+SKEWED: dict[str, Any] = {"partition": {"name": "lsmc", "classes_per_client": 2}, "clients": 15}
+ATTACKERS = draw_attackers(3, 15, 0.4)
+
+
+def play(engine: Engine, adversity: Adversity, rounds: int = 2) -> tuple[Federated, list[PlayedRound]]:
+    training = start(engine)
+    return training, [play_round(engine, training, CALLS, adversity) for _ in range(rounds)]
+
+
+# Faults
+
+
+@pytest.mark.parametrize("method", list(algorithms))
+def test_every_method_goes_on_without_some_clients_and_workers(method: str) -> None:
+    training, rounds = play(make_engine(algorithms.build(method), stragglers=0.5, **SKEWED), Adversity(dropout=0.4), 3)
+    assert any(one.missing for one in rounds)
+    for one_round in rounds:
+        assert len(one_round.clients) + len(one_round.missing) == CALLS.per_round
+        assert not set(one_round.missing) & set(one_round.clients.tolist())
+        assert len(one_round.weighing.weights) == len(one_round.clients)
+        assert float(one_round.weighing.weights.sum()) == pytest.approx(1)
+    assert set(training.states) == {client for one_round in rounds for client in one_round.clients.tolist()}
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in training.server.model.params.values())
+
+
+def test_a_round_that_nobody_answers_is_skipped() -> None:
+    training, rounds = play(make_engine(FedSat(), **SKEWED), Adversity(dropout=1.0))
+    fresh = start(make_engine(FedSat(), **SKEWED))
+    assert training.rounds == 2
+    assert not training.states
+    assert furthest(training.server.model.params, fresh.server.model.params) == 0
+    assert rounds[0].weighing.effective_clients == 0
+    assert rounds[0].traffic.down > 0
+    assert rounds[0].traffic.up == 0
+
+
+def test_weights_are_among_those_who_answered() -> None:
+    engine = make_engine(FedAvg(), partition={"name": "quantity", "beta": 0.5}, clients=15)
+    _, (played,) = play(engine, Adversity(dropout=0.5), 1)
+    assert played.missing
+    sizes = engine.federation.sizes[played.clients]
+    assert played.weighing.weights.tolist() == pytest.approx((sizes / sizes.sum()).tolist())
+
+
+def test_stragglers_take_fewer_steps() -> None:
+    # 6 samples each, batches of 4: two steps an epoch.
+    engine = make_engine(FedAvg(), epochs=4, stragglers=0.5, clients=15)
+    clients = np.arange(15)
+    steps = engine.train(start(engine).server, clients, {}, 1).updates.steps.tolist()
+    assert steps == [2 * engine.training.epochs_of(client, 1) for client in range(15)]
+    assert set(steps) <= {2, 4, 6, 8}
+    assert 8 in steps
+    assert min(steps) < 8
+    everyone = make_engine(FedAvg(), epochs=4, stragglers=1.0, clients=15)
+    assert max(everyone.train(start(everyone).server, clients, {}, 1).updates.steps.tolist()) == 6
+
+
+@pytest.mark.parametrize("attack", list(attacks))
+@pytest.mark.parametrize("method", ["fedsat", "scaffold"])
+def test_both_engines_agree_in_adversity(method: str, attack: str) -> None:
+    options = {**SKEWED, "stragglers": 0.5, "augment": False}
+    adversity = Adversity(0.2, 5.0, attacks.build(attack), ATTACKERS)
+    made = []
+    for kind in (SequentialEngine, stacked):
+        engine = make_engine(
+            algorithms.build(method), engine=kind, attack=adversity.attack, attackers=ATTACKERS, **options
+        )
+        made.append(play(engine, adversity))
+    (left, first), (right, second) = made
+    assert furthest(left.server.model.params, right.server.model.params) < 1e-9
+    for ours, theirs in zip(first, second, strict=True):
+        assert (ours.missing, ours.refused.keys(), ours.traffic) == (
+            theirs.missing,
+            theirs.refused.keys(),
+            theirs.traffic,
+        )
+        torch.testing.assert_close(ours.weighing.weights, theirs.weighing.weights, rtol=0, atol=1e-9)
+
+
+# Refused updates
+
+
+def trained(*params: float) -> TrainedRound:
+    """Clients with these models; their states are their numbers."""
+    clients = len(params)
+    states = [{"kept": scalar(float(client))} for client in range(clients)]
+    return TrainedRound(
+        make_updates(one(*params), [1] * clients, 0.1), states, new_meters(clients, torch.device("cpu"))
+    )
+
+
+def test_what_is_not_finite_or_went_too_far_is_refused() -> None:
+    # From Θ = 1 the clients move by 1, 2, 3, −8, 4 and NaN. The median length of the finite ones is 3.
+    start_at = Model(scalar(1), {})
+    given = trained(2, 3, 4, -7, 5, float("nan"))
+    left, refused = refuse_updates(given, start_at, 2.5, 1)
+    assert left.updates.clients.tolist() == [0, 1, 2, 4]
+    assert [values(state["kept"]) for state in left.states] == [[0.0], [1.0], [2.0], [4.0]]
+    assert refused == {3: "moved 2.67 times as far as the median", 5: "not finite"}
+    assert refuse_updates(given, start_at, 2.7, 1)[1] == {5: "not finite"}
+    assert refuse_updates(given, start_at, 0, 1)[1] == {5: "not finite"}
+
+
+def test_where_most_do_not_move_nobody_went_too_far() -> None:
+    # One-class clients of FedLC return the model they received: a median of 0 is no measure.
+    assert refuse_updates(trained(1, 1, 5), Model(scalar(1), {}), 10, 1)[1] == {}
+
+
+def test_an_upload_that_is_not_finite_is_refused() -> None:
+    given = trained(1, 2)
+    given = replace(given, updates=replace(given.updates, uploads={"more": one(1, float("inf"))}))
+    assert refuse_updates(given, Model(scalar(0), {}), 0, 1)[1] == {1: "not finite"}
+
+
+def test_if_nothing_is_finite_the_training_stops() -> None:
+    with pytest.raises(TrainingError, match="round 7, client 0, after 1 steps: a number it sends is not finite"):
+        refuse_updates(trained(float("nan"), float("inf")), Model(scalar(0), {}), 0, 7)
+
+
+class Broken(Attack):
+    """One client always sends NaN."""
+
+    def send(self, start: Model, updates: Any, attackers: Any, seed: int, round_number: int) -> Any:
+        params = {name: tensor.clone() for name, tensor in updates.model.params.items()}
+        for tensor in params.values():
+            tensor[0] = float("nan")
+        return replace(updates, model=Model(params, updates.model.buffers))
+
+
+@pytest.mark.parametrize("method", list(algorithms))
+def test_a_refused_client_leaves_no_trace(method: str) -> None:
+    training, rounds = play(make_engine(algorithms.build(method), **SKEWED), Adversity(attack=Broken()), 1)
+    assert list(rounds[0].refused.values()) == ["not finite"]
+    (refused,) = rounds[0].refused
+    assert refused not in training.states
+    assert refused not in rounds[0].clients
+    trees = [training.server.model.params, *training.server.memory.values()]
+    assert all(bool(torch.isfinite(tensor).all()) for tree in trees for tensor in tree.values())
+
+
+# Workers' reports
+
+
+def reports(predicted: Any, correct: Any, labels: Any, workers: Any = None) -> ClassCounts:
+    nodes = None if workers is None else torch.tensor(workers)
+    return ClassCounts(torch.tensor(predicted), torch.tensor(correct), torch.tensor(labels), nodes)
+
+
+def test_reports_that_cannot_be_true_are_refused() -> None:
+    # Two clients, workers 10, 11, 12 and 10, 11, 13; two classes. Worker 11 claims other labels the second time,
+    # worker 12 has more hits than predictions, worker 13 predicts five of four samples.
+    given = reports(
+        [[[2, 2], [3, 1], [1, 3]], [[1, 3], [2, 2], [4, 1]]],
+        [[[1, 1], [2, 1], [2, 2]], [[1, 2], [1, 1], [2, 1]]],
+        [[[2, 2], [2, 2], [2, 2]], [[2, 2], [1, 3], [2, 2]]],
+        [[10, 11, 12], [10, 11, 13]],
+    )
+    left, refused = refuse_reports(given)
+    assert refused == {
+        11: "labels that change from report to report", 12: "counts that cannot be", 13: "counts that cannot be"
+    }  # fmt: skip
+    assert left.labels.tolist() == [[[2, 2], [0, 0], [0, 0]], [[2, 2], [0, 0], [0, 0]]]
+    assert left.correct[:, 0].tolist() == [[1, 1], [1, 2]]
+    assert int(left.predicted[:, 1:].sum()) == 0
+
+
+def test_workers_that_did_not_report_contradict_nobody() -> None:
+    given = reports([[[2, 2]], [[1, 3]]], [[[1, 1]], [[1, 2]]], [[[2, 2]], [[2, 2]]], [[5], [5]])
+    gone = given.without(torch.tensor([[True], [False]]))
+    left, refused = refuse_reports(gone)
+    assert not refused
+    assert left.labels.tolist() == [[[0, 0]], [[2, 2]]]
+
+
+# Attacks
+
+
+def sent(attack: Attack, **given: Any) -> list[float]:
+    """What the server gets of clients 0, 1, 2 with the models 2, 3, 5 after Θ = 1, if client 1 attacks."""
+    updates = make_updates(one(2, 3, 5), [1, 1, 1], 0.1, **given)
+    return values(attack.send(Model(scalar(1), {}), updates, np.array([1, 9]), 3, 4).model.params)
+
+
+def test_false_movements_by_hand() -> None:
+    assert sent(attacks.build("none")) == [2, 3, 5]
+    assert sent(attacks.build("sign-flip")) == [2, -1, 5]
+    assert sent(attacks.build({"name": "scale", "factor": 4.0})) == [2, 9, 5]
+    assert sent(attacks.build("free-rider")) == [2, 1, 5]
+    assert sent(attacks.build("lying-worker")) == [2, -1, 5]
+    assert sent(attacks.build({"name": "lying-worker", "sends": "honest"})) == [2, 3, 5]
+
+
+def test_noise_has_the_length_asked_for_and_repeats() -> None:
+    start_at = Model({"w": torch.zeros(4000, dtype=torch.float64)}, {})
+    params = {"w": torch.full((2, 4000), 0.5, dtype=torch.float64)}
+    updates = make_updates(params, [1, 1], 0.1)
+    noise = attacks.build({"name": "noise", "factor": 3.0})
+    first, again, later = (
+        noise.send(start_at, updates, np.array([1]), 3, number).model.params["w"] for number in (4, 4, 5)
+    )
+    assert torch.equal(first, again)
+    assert not torch.equal(first, later)
+    assert torch.equal(first[0], params["w"][0])
+    assert float(first[1].norm() / params["w"][1].norm()) == pytest.approx(3, rel=0.05)
+    assert torch.equal(updates.model.params["w"], params["w"])
+
+
+def test_flipped_labels_are_the_attackers_alone() -> None:
+    federation = make_engine(FedAvg(), **SKEWED).federation
+    flipped = attacks.build("label-flip").poison(federation, ATTACKERS)
+    for client in range(15):
+        there, here = federation.class_counts[client], flipped.class_counts[client]
+        assert here.tolist() == (there[::-1] if client in ATTACKERS else there).tolist()
+
+
+def test_liars_push_each_other_and_bury_the_rest() -> None:
+    # Clients 1 and 2 with workers 7 and 1: 1 and 7 lie. Class counts (4, 2, 0), inflated to (8, 4, 0).
+    workers, labels = np.array([[1, 7], [2, 7]]), [4, 2, 0]
+    honest = reports([[[3, 2, 1]] * 2] * 2, [[[3, 1, 0]] * 2] * 2, [[labels] * 2] * 2)
+    attack = attacks.build({"name": "lying-worker", "inflate": 2})
+    told = attack.report(honest, np.array([1, 2]), workers, np.array([1, 7]))
+    assert told.labels.tolist() == [[[8, 4, 0], [8, 4, 0]], [[4, 2, 0], [8, 4, 0]]]
+    assert told.correct.tolist() == [[[8, 4, 0], [8, 4, 0]], [[3, 1, 0], [0, 0, 0]]]
+    assert told.predicted.tolist() == [[[8, 4, 0], [8, 4, 0]], [[3, 2, 1], [0, 8, 4]]]
+    known = replace(told, workers=torch.from_numpy(workers))
+    assert refuse_reports(known)[1] == {}  # a careful lie contradicts nothing
+
+
+def test_lies_move_the_weights_of_the_sum() -> None:
+    def share(attack: str) -> float:
+        adversity = Adversity(attack=attacks.build(attack), attackers=ATTACKERS)
+        _, rounds = play(make_engine(FedAvg(weighting=PrioritizedClassWeights()), **SKEWED), adversity, 3)
+        return sum(
+            float(one_round.weighing.weights[torch.from_numpy(np.isin(one_round.clients, ATTACKERS))].sum())
+            for one_round in rounds
+        )
+
+    assert share("lying-worker") > share("sign-flip")
+
+
+def test_nothing_changes_in_peace() -> None:
+    peace, _ = play(make_engine(FedSat(), **SKEWED), Adversity())
+    wary, rounds = play(make_engine(FedSat(), **SKEWED), Adversity(max_norm=50.0, attackers=ATTACKERS))
+    assert furthest(peace.server.model.params, wary.server.model.params) == 0
+    assert not any(one_round.refused or one_round.missing or one_round.refused_workers for one_round in rounds)

@@ -1,0 +1,156 @@
+"""Nodes that hold the parts of a federation do what the sequential engine does with it, method by method."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fedsat
+from federations import tiny_dataset
+from fedsat.algorithms import algorithms
+from fedsat.data import Dataset, Split
+from fedsat.experiment import Config, Run, carry_on
+from fedsat.experiment.checkpoint import FOLDER as CHECKPOINTS
+from fedsat.experiment.store import StoredRun, identity
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedsat[flower]'")
+
+from fedsat.flower.server import prepare
+from fedsat.flower.terms import Terms
+from loop_grid import LoopGrid
+
+CLIENTS = 5
+
+
+def settings(folder: Path, **others: Any) -> dict[str, Any]:
+    usual = {"clients": CLIENTS, "per_round": 3, "workers": 3, "rounds": 3, "epochs": 2, "batch_size": 4, "lr": 0.05}
+    partition = {"name": "ls", "beta": 0.5}
+    return {"dataset": str(folder), "partition": partition, "engine": "sequential", **usual, **others}
+
+
+def nodes(folder: Path, clients: int = CLIENTS) -> list[dict[str, Any]]:
+    return [{"dataset": str(folder), "partition-id": client, "num-partitions": clients} for client in range(clients)]
+
+
+def federate(grid: LoopGrid, config: Config, terms: Terms | None = None, out: Path | None = None) -> Run:
+    return carry_on(prepare(grid, config, terms or Terms(timeout=0.5, wait=5), out))
+
+
+def assert_same(left: Run, right: Run) -> None:
+    trees = [(left.model.params, right.model.params), (left.model.buffers, right.model.buffers)]
+    trees += [
+        (left.training.server.memory[name], right.training.server.memory[name]) for name in left.training.server.memory
+    ]
+    for mine, other in trees:
+        assert mine.keys() == other.keys()
+        for name in mine:
+            torch.testing.assert_close(mine[name], other[name], rtol=1e-5, atol=1e-7)
+    for line, other_line in zip(left.metrics, right.metrics, strict=True):
+        for key in ("round", "clients"):
+            assert line[key] == other_line[key]
+        for key in ("train_loss", "weights", "test_accuracy", "test_loss", "recall", "effective_clients"):
+            assert line[key] == pytest.approx(other_line[key], rel=1e-5, abs=1e-7)
+        assert line["client_accuracy"] == pytest.approx(other_line["client_accuracy"], rel=1e-6)
+
+
+@pytest.mark.parametrize("method", list(algorithms))
+def test_every_method_equals_the_sequential_engine(method: str, clouds: Path) -> None:
+    table = settings(clouds, algorithm=method)
+    alone = fedsat.run(**table)
+    together = federate(LoopGrid(*nodes(clouds)), fedsat.configure(**table))
+    assert_same(together, alone)
+    assert not any("left_out" in line for line in together.metrics)
+
+
+def test_batchnorm_and_features_cross_the_wire(tmp_path: Path) -> None:
+    write(tmp_path, tiny_dataset(60, (3, 8, 8)))
+    table = settings(tmp_path, algorithm="moon", model={"name": "resnet8", "width": 2}, epochs=1)
+    assert_same(federate(LoopGrid(*nodes(tmp_path)), fedsat.configure(**table)), fedsat.run(**table))
+
+
+def test_own_accuracies(clouds: Path) -> None:
+    table = settings(clouds, algorithm="feddyn", client_accuracy="own")
+    assert_same(federate(LoopGrid(*nodes(clouds)), fedsat.configure(**table)), fedsat.run(**table))
+
+
+def test_folders_of_nodes_equal_the_federation_that_they_make_up(clouds: Path, tmp_path: Path) -> None:
+    """Nodes with folders of their own, some lacking classes, and the server with the test set."""
+    table = settings(clouds, algorithm="fedsat", partition={"name": "lsmc", "classes_per_client": 2})
+    federation = fedsat.prepare(fedsat.configure(**table)).setup.federation
+    assert federation is not None
+    whole, folders = federation.dataset, []
+    for client in range(CLIENTS):
+        part = federation.indices(client)
+        folders.append(tmp_path / f"{client}")
+        train = Split(whole.train.images[part], whole.train.labels[part])
+        write(folders[-1], replace(whole, train=train, lacking=True))
+    grid = LoopGrid(*({"folder": str(folder), "partition-id": k} for k, folder in enumerate(folders)))
+    assert_same(federate(grid, fedsat.configure(**table)), fedsat.run(**table))
+
+
+def test_a_server_without_data(clouds: Path, tmp_path: Path) -> None:
+    """Folders on the nodes, nothing on the server: samples are held out, and counted together."""
+    dataset = tiny_dataset(120)
+    for client in range(4):
+        part = Split(dataset.train.images[client::4], dataset.train.labels[client::4])
+        write(tmp_path / f"{client}", replace(dataset, train=part))
+    grid = LoopGrid(*({"folder": str(tmp_path / f"{client}")} for client in range(4)))
+    config = fedsat.configure(
+        clients=4, per_round=3, rounds=3, epochs=2, lr=0.05, dataset="nowhere", algorithm="fedsat"
+    )
+    with pytest.raises(fedsat.UsageError, match="name them"):
+        federate(grid, config, Terms(wait=1, test="nodes"))
+    run = federate(grid, config, Terms(timeout=1, wait=5, test="nodes", class_names="a,b,c"))
+    assert run.standing.evaluation is not None
+    assert run.standing.evaluation.confusion.sum() == 4 * len(dataset.test)  # every node has a copy of the test set
+    assert run.summary["test_accuracy"] > 0.8
+    assert run.standing.client_accuracies == pytest.approx([run.summary["test_accuracy"]] * 4)
+    # All nodes normalise alike, by what their samples are together.
+    spec = json.loads(str(grid.last("train").content.config_records["fedsat"]["run"]))
+    assert spec["mean"] == pytest.approx(dataset.mean)
+    assert spec["std"] == pytest.approx(dataset.std)
+
+
+def test_held_out_samples_of_a_partition(clouds: Path) -> None:
+    table = {
+        **settings(clouds),
+        "dataset": "mnist-mini",
+        "epochs": 1,
+        "batch_size": 16,
+        "partition": "iid",
+        "rounds": 1,
+    }
+    grid = LoopGrid(*({"partition-id": client} for client in range(CLIENTS)))
+    run = federate(grid, fedsat.configure(**table), Terms(timeout=30, wait=5, test="nodes"))
+    assert run.standing.evaluation is not None
+    assert run.standing.evaluation.confusion.sum() == pytest.approx(6000 / 6, rel=0.02)
+
+
+def test_the_files_are_those_of_a_run(clouds: Path, tmp_path: Path) -> None:
+    config = fedsat.configure(**settings(clouds, algorithm="fedsat"))
+    federate(LoopGrid(*nodes(clouds)), config, out=tmp_path / "nodes")
+    carry_on(fedsat.prepare(config, tmp_path / "alone"))
+    mine, other = ({path.name for path in (tmp_path / name).iterdir()} for name in ("nodes", "alone"))
+    assert mine == other - {CHECKPOINTS}  # the clients' states are on the nodes: the server alone could not go on
+    stored = StoredRun.read(tmp_path / "nodes")
+    assert stored.summary["status"] == "completed"
+    assert identity(stored.table) == identity(config.table())
+    # Bytes are measured: what the method's table says, and some per cent of names and headers.
+    wanted = StoredRun.read(tmp_path / "alone").metrics
+    for line, planned in zip(stored.metrics, wanted, strict=True):
+        for key in ("bytes_down", "bytes_up", "bytes_workers"):
+            assert planned[key] < line[key] < planned[key] * 1.5
+        assert 0 < line["bytes_evaluate"] < line["bytes_up"]
+
+
+def write(folder: Path, dataset: Dataset) -> None:
+    folder.mkdir(exist_ok=True)
+    for prefix, split in (("", dataset.train), ("test_", dataset.test)):
+        np.save(folder / f"{prefix}images.npy", split.images)
+        np.save(folder / f"{prefix}labels.npy", split.labels)

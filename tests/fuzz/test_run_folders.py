@@ -1,0 +1,66 @@
+"""Run folders changed at random: a run goes on to exactly the right end, or is refused."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mutations import mutated, refused_or, tries
+
+import fedsat
+from fedsat.experiment.store import StoredRun
+from runs import TINY, killed_after, results
+
+FILES = [
+    "checkpoints/round-000004.json", "checkpoints/round-000004.safetensors", "checkpoints/round-000002.json",
+    "checkpoints/round-000002.safetensors", "metrics.jsonl", "best.safetensors",
+]  # fmt: skip
+SETTINGS: dict[str, Any] = {"clients": 4, "per_round": 2, "workers": 2, "hidden": [2], "algorithm": "fedsat"}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A killed run, and what it should come to."""
+    root = tmp_path_factory.mktemp("runs")
+    fedsat.run(**{**TINY, **SETTINGS}, out=root / "whole")
+    killed_after(5, root / "killed", **SETTINGS)
+    return root / "killed", results(root / "whole")
+
+
+@tries(15)
+@given(data=st.data())
+def test_a_damaged_folder_leads_to_the_right_end_or_none(
+    data: st.DataObject, folders: tuple[Path, dict[str, Any]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    killed, right = folders
+    folder = tmp_path_factory.mktemp("spoiled") / "run"
+    shutil.copytree(killed, folder)
+    for name in data.draw(st.lists(st.sampled_from(FILES), min_size=1, max_size=3, unique=True)):
+        (folder / name).write_bytes(data.draw(mutated((folder / name).read_bytes())))
+    if refused_or(lambda: fedsat.resume(folder)) is not None:
+        assert results(folder) == right
+    shutil.rmtree(folder)
+
+
+@tries(100)
+@given(data=st.data())
+def test_a_stored_run_is_read_or_refused(
+    data: st.DataObject, folders: tuple[Path, dict[str, Any]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    whole = folders[0].parent / "whole"
+    folder = tmp_path_factory.getbasetemp() / "stored"
+    folder.mkdir(exist_ok=True)
+    spoiled = data.draw(st.sampled_from(["config.toml", "metrics.jsonl", "summary.json"]))
+    for name in ("config.toml", "metrics.jsonl", "summary.json"):
+        content = (whole / name).read_bytes()
+        (folder / name).write_bytes(data.draw(mutated(content)) if name == spoiled else content)
+    refused_or(lambda: told(folder))
+
+
+def told(folder: Path) -> list[Any]:
+    run = StoredRun.read(folder)
+    return [run.summary, run.method, run.seed, run.evaluated]

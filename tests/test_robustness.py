@@ -1,0 +1,60 @@
+"""The study of attacks and defences: its rows, what it skips, and its tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from robustness import DEFENCES, MARK, Absent, Case, append, done, play, read, shares, tables, write_page
+
+from fedsat.experiment.config import Config
+
+
+def case(defence: str, attack: str, attackers: float) -> Case:
+    return Case("mnist-mini", "mlp", 1, "LSMC n=4", defence, attack, attackers, 0)
+
+
+def test_every_defence_can_be_configured() -> None:
+    for defence in DEFENCES:
+        config = case(defence, "scale", 0.2).config
+        assert isinstance(config, Config)
+        assert config.method == defence
+    assert isinstance(case("fedavg", "absent", 0.2).config.attack, Absent)
+
+
+def test_absent_attackers_are_all_refused() -> None:
+    row = play(case("fedavg", "absent", 0.2), "cpu", deadline=float("inf"))
+    assert row is not None
+    assert (row["attackers_weight"], row["attackers_left_out"], row["honest_left_out"]) == (0, 1, 0)
+
+
+def test_shares_by_hand() -> None:
+    # Attackers 1 and 2: of 1.0 + 1.0 weight they get 0.25 + 0; of their three updates one was refused, one got no
+    # weight; of the honest clients' four updates one got none.
+    metrics = [
+        {"clients": [1, 5, 6], "weights": [0.25, 0.75, 0.0], "refused": {"2": "not finite"}},
+        {"clients": [2, 7, 8], "weights": [0.0, 0.5, 0.5]},
+    ]
+    found = shares(metrics, {1, 2})
+    assert found["attackers_weight"] == pytest.approx(0.125)
+    assert found["attackers_left_out"] == pytest.approx(2 / 3)
+    assert found["honest_left_out"] == pytest.approx(1 / 4)
+    assert shares(metrics, set())["attackers_weight"] == ""
+
+
+def test_rows_are_kept_skipped_and_tabled(tmp_path: Path) -> None:
+    file, page = tmp_path / "some" / "rows.csv", tmp_path / "page.md"
+    clean, attacked = case("fedavg", "none", 0.0), case("fedavg", "sign-flip", 0.2)
+    assert play(clean, "cpu", deadline=0) is None
+    for one in (clean, attacked):
+        row = play(one, "cpu", deadline=float("inf"))
+        assert row is not None
+        append(row, file)
+    assert done(file) == {clean.key, attacked.key}
+    before, after = (float(row["accuracy"]) for row in read(file))
+    table = "\n".join(tables(read(file)))
+    assert f"| fedavg | {100 * before:.1f} | – | {100 * (before - after):.1f} ({100 * after:.1f}) | –" in table
+    page.write_text(f"by hand\n{MARK}\nold tables", encoding="utf-8")
+    write_page(read(file), page)
+    assert page.read_text(encoding="utf-8").startswith(f"by hand\n{MARK}\n")
+    assert "old tables" not in page.read_text(encoding="utf-8")
