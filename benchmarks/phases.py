@@ -1,0 +1,75 @@
+"""Where a round's time goes: milliseconds of each phase, and on a GPU what its kernels take.
+
+    python benchmarks/phases.py W3 fedavg fedsat --precision bf16 --kernels 20
+
+Medians of some rounds of the stacked engine, after three that do not count.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+
+import numpy as np
+import torch
+from engines import CALLS, CLIENTS, TRAINING, WORKLOADS, dataset
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+from fedsat.algorithms import algorithms
+from fedsat.data import Federation
+from fedsat.engine import Calls, Engine, Federated, clocked, make_engine, play_round, start
+from fedsat.models import build_model
+
+
+def timed_round(engine: Engine, training: Federated, calls: Calls) -> dict[str, float]:
+    """One more round and a test; seconds by phase."""
+    seconds = play_round(engine, training, calls).seconds
+    with clocked(seconds, "evaluate", engine.device):
+        engine.assess([training.server.model], "expected")
+    return seconds
+
+
+def kernels(engine: Engine, training: Federated, calls: Calls, most: int) -> list[str]:
+    """The kernels on which the GPU spends most of a round: milliseconds, number, name."""
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        play_round(engine, training, calls)
+    times, counts = Counter[str](), Counter[str]()
+    for event in profiled.events():
+        if event.device_type == DeviceType.CUDA:
+            times[event.name] += event.device_time / 1e3
+            counts[event.name] += 1
+    total = f"{sum(times.values()):8.1f} ms {sum(counts.values()):6d}  all kernels"
+    return [total, *(f"{spent:8.1f} ms {counts[name]:6d}  {name[:90]}" for name, spent in times.most_common(most))]
+
+
+def main() -> None:
+    """Measure what is asked for, print it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("workload", choices=list(WORKLOADS))
+    parser.add_argument("methods", nargs="*", default=["fedavg", "fedsat"])
+    parser.add_argument("--precision", choices=["float32", "bf16"], default="float32")
+    parser.add_argument("--clients", type=int, default=CALLS.per_round, help="called in a round")
+    parser.add_argument("--workers", type=int, default=CALLS.workers)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--kernels", type=int, default=0, help="how many of a GPU's kernels to list")
+    asked = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    load, calls = WORKLOADS[asked.workload], Calls(asked.clients, asked.workers, CALLS.seed)
+    federation = Federation.build(dataset(load), load.partition, CLIENTS, 0)
+    for method in asked.methods:
+        module = build_model(load.model, federation.dataset.input_shape, 10, 0)
+        engine, _ = make_engine(
+            "stacked", module, federation, algorithms.build(method), TRAINING, device, asked.precision
+        )
+        training = start(engine)
+        rounds = [timed_round(engine, training, calls) for _ in range(3 + asked.rounds)][3:]
+        phases = {name: 1e3 * float(np.median([seconds[name] for seconds in rounds])) for name in rounds[0]}
+        print(f"{asked.workload} {method} {asked.precision} on {device.type}, ms:", end=" ")
+        print(", ".join(f"{name} {spent:.1f}" for name, spent in phases.items()), f"sum {sum(phases.values()):.1f}")
+        if asked.kernels and device.type == "cuda":
+            print("\n".join(kernels(engine, training, calls, asked.kernels)))
+
+
+if __name__ == "__main__":
+    main()
