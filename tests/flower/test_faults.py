@@ -252,7 +252,8 @@ def test_a_vanished_worker_adds_nothing(clouds: Path) -> None:
 
 @pytest.mark.parametrize("missing", [False, True], ids=["all answer", "one worker vanishes"])
 def test_sums_are_as_good_as_single_counts_and_hide_them(clouds: Path, missing: bool) -> None:
-    config = configure(clouds, algorithm="fedsat", clients=6, per_round=2, workers=4, rounds=2)
+    skewed = {"name": "ls", "beta": 0.3}
+    config = configure(clouds, algorithm="fedsat", clients=6, per_round=2, workers=4, rounds=2, partition=skewed)
     grid, sent = grid_of(clouds, 6), []
 
     def listen(asked: Message, answer: Message) -> Message:
@@ -279,6 +280,12 @@ def test_sums_are_as_good_as_single_counts_and_hide_them(clouds: Path, missing: 
 def test_sums_of_one_are_refused(clouds: Path) -> None:
     with pytest.raises(fedsat.UsageError, match="each client's only worker is itself"):
         prepare(grid_of(clouds), configure(clouds, algorithm="fedsat"), Terms(wait=0.3, worker_counts="sums"))
+
+
+def test_weights_that_need_each_report_cannot_do_with_sums(clouds: Path) -> None:
+    config = configure(clouds, algorithm="fedsat", clients=6, per_round=2, statistics="median")
+    with pytest.raises(fedsat.UsageError, match="look at workers' reports one by one"):
+        prepare(grid_of(clouds, 6), config, Terms(wait=0.3, worker_counts="sums"))
 
 
 def test_wrong_sums_stop_the_run_and_name_the_set(clouds: Path) -> None:

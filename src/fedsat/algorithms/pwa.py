@@ -66,6 +66,11 @@ class PrioritizedClassWeights(Weighting):
         if self.alpha + self.beta == 0:
             raise UsageError("weighting.alpha and weighting.beta are both 0; one of them must be positive")
 
+    @property
+    def needs_each_report(self) -> bool:
+        """Medians are taken over workers, and what a client says of itself is set against what others see."""
+        return self.statistics == "median" or self.min_recall > 0
+
     def weigh(self, updates: Updates, counts: ClassCounts | None) -> Weighing:
         """ϑ over A_t, 0 for the clients left out."""
         del updates

@@ -41,6 +41,11 @@ class Weighting:
     def __post_init__(self) -> None:
         check(self, "weighting")
 
+    @property
+    def needs_each_report(self) -> bool:
+        """Whether it looks at workers' reports one by one; else their sums would do."""
+        return False
+
     def weigh(self, updates: Updates, counts: ClassCounts | None) -> Weighing:
         """The weights of the clients in `updates`; `counts` are the workers' reports, if asked for."""
         raise NotImplementedError

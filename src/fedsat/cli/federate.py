@@ -34,7 +34,11 @@ PAUSE = 0.2
 """Seconds between looks at what the server has recorded."""
 
 
-@configured(without=("clients", "engine", "checkpoint_every", "class_names"), also=Terms)
+ELSEWHERE = ("clients", "engine", "checkpoint_every", "class_names", "dropout", "stragglers", "attackers", "attack")
+"""Settings that mean nothing here: what `--nodes` and the data say, and what only a simulation has."""
+
+
+@configured(without=ELSEWHERE, also=Terms)
 def federate(
     table: dict[str, Any],
     terms_given: dict[str, Any],

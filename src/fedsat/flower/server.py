@@ -127,7 +127,10 @@ def _check_terms(config: Config, terms: Terms) -> None:
     if simulated:
         raise UsageError(f"{simulated[0]} is simulated; real nodes fail, lag and lie on their own")
     others = min(config.workers - 1, config.clients - config.per_round)
-    if terms.worker_counts == "sums" and config.algorithm.weighting.needs_counts and others < 1:
+    weighting = config.algorithm.weighting
+    if terms.worker_counts == "sums" and weighting.needs_each_report:
+        raise UsageError("worker_counts is 'sums', but these weights look at workers' reports one by one")
+    if terms.worker_counts == "sums" and weighting.needs_counts and others < 1:
         raise UsageError(
             "worker_counts is 'sums', but each client's only worker is itself: ask for more --workers and call fewer"
             f" of the {config.clients} clients a round"

@@ -43,8 +43,7 @@ class Workers:
             for worker in nodes[1:]:
                 jobs.setdefault(worker, Measure(self.run, worker, {}, _nonce())).models[client] = models[client]
         reports = self.members.ask(STAGE, jobs, Measured, self._checked) if jobs else {}
-        width = max(len(nodes) for nodes in sets.values())
-        counts = torch.zeros(len(sets), width, 3, self.classes, dtype=torch.int64)
+        counts = self._nothing(sets)
         for row, (client, nodes) in enumerate(sets.items()):
             counts[row, 0] = own[client]
             for column, worker in enumerate(nodes[1:], start=1):
@@ -53,7 +52,7 @@ class Workers:
         return counts
 
     def sums(self, models: dict[int, Model], sets: Sets, tries: int) -> Tensor:
-        """The sums over each client's workers, [K, 1, 3, m]; what one worker reported cannot be read.
+        """The sums over each client's workers, [K, w, 3, m], in its own place; what one worker reported cannot be read.
 
         A sum needs all its workers: where one fails, the others are asked again without it.
         """
@@ -69,9 +68,15 @@ class Workers:
                 if len(told) == len(nodes):
                     sums[client] = self._sum(client, told)
             if len(sums) == len(sets):
-                return torch.stack([sums[client] for client in sets]).unsqueeze(1)
+                counts = self._nothing(sets)
+                counts[:, 0] = torch.stack([sums[client] for client in sets])
+                return counts
             failed |= {worker for nodes in left.values() for worker in nodes} - reports.keys()
         raise TrainingError(f"round {self.members.round}: workers went on failing, so the sums could not be formed")
+
+    def _nothing(self, sets: Sets) -> Tensor:
+        """Reports about no samples, [K, w, 3, m]."""
+        return torch.zeros(len(sets), max(map(len, sets.values())), 3, self.classes, dtype=torch.int64)
 
     def _checked(self, worker: int, reply: Measured) -> dict[int, Tensor]:
         del worker
