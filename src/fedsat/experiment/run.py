@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from fedsat import data
@@ -19,7 +18,6 @@ from fedsat.engine import (
     Engine,
     Federated,
     LocalTraining,
-    PlayedRound,
     attacks,
     clocked,
     make_engine,
@@ -30,14 +28,11 @@ from fedsat.errors import FedsatError, UsageError
 from fedsat.experiment.checkpoint import KEPT, Checkpoint, Checkpoints, Standing
 from fedsat.experiment.config import Config
 from fedsat.experiment.interrupt import STOPPED, heeding_sigterm
+from fedsat.experiment.numbers import evaluation_line, known, round_line, summarise
 from fedsat.experiment.record import BEST_MODEL, RunFolder
 from fedsat.experiment.surroundings import pick_device, surroundings
-from fedsat.metrics import Evaluation, Floats, spread
 from fedsat.models import build_model
 from fedsat.sampling import draw_attackers
-
-LAST = 10
-"""Rounds whose mean is reported beside the last and the best."""
 
 
 @dataclass(frozen=True)
@@ -213,7 +208,7 @@ class Run:
         summary |= {"method": self.setup.config.method, **self.summary}
         if standing.evaluation is not None and standing.client_accuracies is not None:
             summary["confusion"] = standing.evaluation.confusion.tolist()
-            summary["client_accuracies"] = _known(standing.client_accuracies.round(4))
+            summary["client_accuracies"] = known(standing.client_accuracies.round(4))
         summary["class_names"] = list(self.setup.engine.class_names)
         summary["made_with"] = surroundings(self.setup.device)
         return summary
@@ -254,94 +249,3 @@ def carry_on(run: Run, on_round: OnRound | None = None, *, for_more: bool = True
             run.close("failed", str(error))
         raise
     return run
-
-
-def round_line(played: PlayedRound) -> dict[str, Any]:
-    """What is recorded of every round, evaluated or not."""
-    weighing, traffic = played.weighing, played.traffic
-    line: dict[str, Any] = {
-        "round": played.number,
-        "train_loss": float(played.losses.mean()) if len(played.losses) else None,
-        "clients": played.clients.tolist(),
-        "weights": weighing.weights.tolist(),
-        "effective_clients": weighing.effective_clients,
-        "bytes_down": traffic.down,
-        "bytes_up": traffic.up,
-        "bytes_workers": traffic.workers,
-    }
-    if weighing.class_scores is not None and weighing.client_scores is not None:
-        line["priority_class"] = int(weighing.class_scores.argmax())
-        line["class_scores"] = weighing.class_scores.tolist()
-        line["client_scores"] = weighing.client_scores.tolist()
-    misfortunes = {
-        "missing": list(played.missing),
-        "refused": {str(client): why for client, why in played.refused.items()},
-        "refused_workers": {str(worker): why for worker, why in played.refused_workers.items()},
-    }
-    return line | {what: nodes for what, nodes in misfortunes.items() if nodes}
-
-
-def evaluation_line(evaluation: Evaluation, client_accuracy: Floats) -> dict[str, Any]:
-    """What an evaluated round adds; a class that the test set lacks has no recall (null)."""
-    recall = evaluation.recall
-    return {
-        "test_accuracy": evaluation.accuracy,
-        "balanced_accuracy": evaluation.balanced_accuracy,
-        "test_loss": evaluation.loss if np.isfinite(evaluation.loss) else None,
-        "recall": _known(recall),
-        "worst_class": evaluation.worst_class,
-        "worst_recall": float(recall[evaluation.worst_class]),
-        "client_accuracy": spread(client_accuracy),
-    }
-
-
-def _known(values: Floats) -> list[float | None]:
-    """Numbers as JSON can hold them: null for those that are not defined."""
-    return [None if np.isnan(value) else float(value) for value in values]
-
-
-def summarise(metrics: list[dict[str, Any]]) -> dict[str, Any]:
-    """The numbers to quote: the last round's, the mean of the last ten rounds', and the best round's.
-
-    `models` has the same for the models that a method reports besides the global one.
-    """
-    evaluated = [line for line in metrics if "test_accuracy" in line]
-    summary: dict[str, Any] = {
-        "rounds": len(metrics),
-        "bytes_down": sum(line["bytes_down"] for line in metrics),
-        "bytes_up": sum(line["bytes_up"] for line in metrics),
-        "seconds": sum(sum(line["seconds"].values()) for line in metrics),
-    }
-    for what in ("missing", "refused", "refused_workers"):
-        if count := sum(len(line.get(what, ())) for line in metrics):
-            summary[what] = count
-    if not evaluated:
-        return summary
-    summary |= quoted(evaluated, len(metrics))
-    others = {
-        name: quoted([{"round": line["round"], **line["models"][name]} for line in evaluated], len(metrics))
-        for name in evaluated[-1].get("models", {})
-    }
-    return {**summary, "models": others} if others else summary
-
-
-def quoted(evaluated: Sequence[Mapping[str, Any]], rounds: int) -> dict[str, Any]:
-    """The numbers to quote of one model, from the evaluated rounds among `rounds` rounds."""
-    last, best = evaluated[-1], max(evaluated, key=lambda line: float(line["test_accuracy"]))
-    final = [line for line in evaluated if line["round"] > rounds - LAST] or [last]
-
-    def mean(value: Callable[[Mapping[str, Any]], float]) -> float:
-        return float(np.mean([value(line) for line in final]))
-
-    return {
-        "test_accuracy": last["test_accuracy"],
-        "worst_class": last["worst_class"],
-        "worst_recall": last["worst_recall"],
-        "lowest_client": last["client_accuracy"]["min"],
-        "last_ten": {
-            "test_accuracy": mean(lambda line: float(line["test_accuracy"])),
-            "worst_recall": mean(lambda line: float(line["worst_recall"])),
-            "lowest_client": mean(lambda line: float(line["client_accuracy"]["min"])),
-        },
-        "best": {"test_accuracy": best["test_accuracy"], "round": best["round"]},
-    }

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from fedsat.errors import UsageError
+from fedsat.experiment.numbers import LAST
 from fedsat.experiment.record import speaking_of, write_whole
-from fedsat.experiment.run import LAST
 from fedsat.experiment.store import StoredRun, identity
 from fedsat.paper.studies import Cell, Study
 
