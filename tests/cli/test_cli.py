@@ -50,6 +50,7 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
         "--batch-size --lr --model --workers --seed --device --out --set --without --evaluate-every"
     ).split():
         assert option in out
+    assert "\\" not in fedsat(capsys, "compare", "--help")[1]  # brackets that somebody escaped for somebody else
 
 
 def test_run_shows_rounds_and_a_table_and_leaves_files(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ import sys
 from typing import Annotated
 
 import typer
+import typer.core
 from rich.console import Console
 
 from fedsat.cli import data, federate, listing, paper, training
@@ -16,6 +17,7 @@ from fedsat.version import __version__
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
 
+setattr(typer.core, "HAS_RICH", False)  # noqa: B010 (our help is plain; typer 0.20 escapes its brackets otherwise)
 app = typer.Typer(
     help="Federated learning for clients with imbalanced, rare and missing classes.",
     add_completion=False,
