@@ -224,6 +224,7 @@ def test_labels_are_flipped_for_training_and_not_for_judging() -> None:
     [
         ({"attack": "scale"}, "give both, such as --attack sign-flip --attackers 0.2"),
         ({"attackers": 0.2}, "give both"),
+        ({"max_norm": 0.5}, "below 1 it could refuse everybody"),
         ({"stragglers": 0.2, "epochs": 1}, "with epochs = 1 there are none fewer"),
         ({"dropout": 1.0}, "dropout is 1; it must be below 1"),
         ({"attack": "sing-flip", "attackers": 0.2}, "did you mean 'sign-flip'"),

@@ -230,6 +230,15 @@ def test_wrong_counts_leave_a_worker_out(why: str, clouds: Path) -> None:
     assert run.metrics[0]["client_scores"] != honest.metrics[0]["client_scores"]
 
 
+@pytest.mark.parametrize("change", [lambda arrays: {}, lambda arrays: {"x": next(iter(arrays.values()))}])
+def test_counts_of_others_than_asked_about_leave_a_worker_out(change: Any, clouds: Path) -> None:
+    config = configure(clouds, algorithm="fedsat", clients=5, per_round=3, rounds=1)
+    worker = next(client for client in range(5) if client not in play(grid_of(clouds, 5), config).metrics[0]["clients"])
+    grid = grid_of(clouds, 5)
+    grid.faults[node_of(grid, worker)] = only_for("evaluate.measure", changed("counts", change))
+    assert "not of the clients that it was asked about" in remarks(play(grid, config), 1)[worker]
+
+
 def test_a_client_whose_own_counts_are_wrong_is_left_out(clouds: Path) -> None:
     grid = grid_of(clouds)
     lie = changed("counts", lambda arrays: first(arrays, lambda c: c * 2))

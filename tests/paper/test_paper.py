@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from pathlib import Path
 
@@ -122,6 +123,16 @@ def test_results_of_another_configuration_do_not_mix(tmp_path: Path) -> None:
     assert [(r.seed, r.line["extra"]) for r in read_results(path)] == [(0, "augment=crop-flip"), (0, "")]
 
 
+def test_results_stay_when_methods_get_new_options(tmp_path: Path) -> None:
+    path, cell = tmp_path / "table-lsmc-full.csv", cells(STUDIES["table-lsmc"])[0]
+    (old,) = results_of(cell, "", "full", make_run(tmp_path / "old", algorithm="elastic", seed=0))
+    settings = json.loads(old.line["other_settings"])
+    settings.pop("max_norm")  # as if it had been written before there was such an option
+    add_results(path, [Result({**old.line, "other_settings": json.dumps(settings), "cell": "of long ago"})])
+    add_results(path, results_of(cell, "", "full", make_run(tmp_path / "new", algorithm="elastic", seed=1)))
+    assert [result.seed for result in read_results(path)] == [0, 1]
+
+
 def test_files_that_are_no_results(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("a,b\n1,2\n")
     with pytest.raises(fedsat.UsageError, match="not a file of results"):
@@ -146,9 +157,10 @@ def test_variants_say_what_they_change() -> None:
 
 def test_the_best_of_a_grid_is_chosen_and_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def result(contender: str, accuracy: float, setting: str = "mnist, mlp, classes_per_client=4") -> Result:
-        return Result({"contender": contender, "setting": setting, "accuracy_last_ten": str(accuracy)})
+        return Result({"contender": contender, "setting": setting, "extra": "", "accuracy_last_ten": str(accuracy)})
 
-    grid = [result("fedprox mu=0.1", 91.0), result("fedprox mu=1.0", 92.0), result("scaffold controls=I", 50.0)]
+    grid = [result("fedprox mu=0.1", 93.0), result("fedprox mu=0.1", 89.0), result("fedprox mu=1.0", 92.0)]
+    grid += [result("scaffold controls=I", 50.0), result("scaffold controls=II, other", 60.0)]
     chosen = best_variants([*grid, result("fedprox mu=0.1", 60.0, "cifar10, resnet8, classes_per_client=4")])
     assert chosen == {
         "cifar10": {"fedprox": {"mu": 0.1}},

@@ -132,10 +132,7 @@ def tune(
     out: Annotated[Path, typer.Option(help="the file of choices")] = TUNED,
 ) -> None:
     """Choose each baseline's options from the kept results of `fedsat paper run tuning`."""
-    found = [line for scale in reversed(SCALES) for line in read_results(results_file(results, find("tuning"), scale))]
-    chosen = best_variants(found)
-    if not chosen:
-        raise UsageError(f"{results} has no results of tuning; make them with: fedsat paper run tuning --seed 1000")
+    chosen = best_variants(_read(find("tuning"), None, results)[0])
     with speaking_of(out):
         write_whole(out, tuned_text(chosen).encode())
     for dataset, methods in chosen.items():

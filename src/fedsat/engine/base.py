@@ -143,5 +143,5 @@ class BaseEngine:
         return count_traffic(self.algorithm, server, called, answered, updates, counts)
 
     def remarks(self) -> dict[str, Any]:
-        """Nothing: all clients of a simulation answer."""
+        """Nothing: the round itself says who did not answer."""
         return {}

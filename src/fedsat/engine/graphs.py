@@ -80,7 +80,7 @@ class GraphedSteps:
         lanes = self._lanes.take(slice(0, width))
         side = torch.cuda.Stream(self._engine.device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(self._engine.device))
-        with torch.cuda.stream(side):
+        with torch.random.fork_rng([self._engine.device]), torch.cuda.stream(side):  # a dropout draws nothing here
             for _ in range(3):
                 self._advance(_repeated(lanes, width), width, padded)
         torch.cuda.current_stream(self._engine.device).wait_stream(side)

@@ -73,6 +73,8 @@ class Config:
         models.arguments(self.model)
         if self.per_round > self.clients:
             raise UsageError(f"per_round is {self.per_round}; there are only {self.clients} clients to call")
+        if 0 < self.max_norm < 1:
+            raise UsageError(f"max_norm is {self.max_norm:g}; below 1 it could refuse everybody (0 refuses nobody)")
         if self.stragglers and self.epochs == 1:
             raise UsageError("stragglers do fewer epochs than others; with epochs = 1 there are none fewer")
         if (type(self.attack) is Attack) != (self.attackers == 0):

@@ -210,6 +210,8 @@ class Run:
             summary["confusion"] = standing.evaluation.confusion.tolist()
             summary["client_accuracies"] = known(standing.client_accuracies.round(4))
         summary["class_names"] = list(self.setup.engine.class_names)
+        if self.setup.federation is None:
+            summary["data"] = "on the nodes"
         summary["made_with"] = surroundings(self.setup.device)
         return summary
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import uuid
 from dataclasses import dataclass
 
@@ -42,7 +43,8 @@ class Workers:
         for client, nodes in sets.items():
             for worker in nodes[1:]:
                 jobs.setdefault(worker, Measure(self.run, worker, {}, _nonce())).models[client] = models[client]
-        reports = self.members.ask(STAGE, jobs, Measured, self._checked) if jobs else {}
+        checked = functools.partial(self._checked, jobs)
+        reports = self.members.ask(STAGE, jobs, Measured, checked) if jobs else {}
         counts = self._nothing(sets)
         for row, (client, nodes) in enumerate(sets.items()):
             counts[row, 0] = own[client]
@@ -78,8 +80,9 @@ class Workers:
         """Reports about no samples, [K, w, 3, m]."""
         return torch.zeros(len(sets), max(map(len, sets.values())), 3, self.classes, dtype=torch.int64)
 
-    def _checked(self, worker: int, reply: Measured) -> dict[int, Tensor]:
-        del worker
+    def _checked(self, jobs: dict[int, Measure], worker: int, reply: Measured) -> dict[int, Tensor]:
+        if reply.counts.keys() != {str(client) for client in jobs[worker].models}:
+            raise RefusedError("counts: not of the clients that it was asked about")
         counts = {int(client): check_counts(own, self.classes) for client, own in reply.counts.items()}
         if len({tuple(own[2].tolist()) for own in counts.values()}) > 1:
             raise RefusedError("counts: it has other samples for one client than for another")

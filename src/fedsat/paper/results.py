@@ -65,6 +65,12 @@ class Result:
         return self.line["contender"], self.line["setting"], self.line["extra"]
 
     @property
+    def experiment(self) -> str:
+        """What was run, whatever the seed: computed from the settings, so that options added since do not matter."""
+        table = {**json.loads(self.line["other_settings"]), "algorithm": json.loads(self.line["algorithm"])}
+        return identity(table, without=("seed",))
+
+    @property
     def seed(self) -> int:
         """The run's seed."""
         return int(self.line["seed"])
@@ -159,8 +165,8 @@ def add_results(path: Path, new: Iterable[Result]) -> list[Result]:
     both would be a mean of nothing.
     """
     added = list(new)
-    current = {result.key: result.line["cell"] for result in added}
-    old = [r for r in read_results(path) if current.get(r.key, r.line["cell"]) == r.line["cell"]]
+    current = {result.key: result.experiment for result in added}
+    old = [r for r in read_results(path) if r.key not in current or current[r.key] == r.experiment]
     kept = {(*result.key, result.seed): result for result in (*old, *added)}
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")

@@ -139,6 +139,9 @@ def _confusion(group: Group) -> list[list[int | None]] | None:
 def _add_federation(run: StoredRun, federations: list[dict[str, Any]], notes: list[str]) -> int | None:
     """Rebuild a run's federation from its configuration; its number, or none if the data are not at hand."""
     table = run.table
+    if "data" in run.stored:
+        notes.append(f"The partition of {run.folder.name} is not shown: its data are {run.stored['data']}.")
+        return None
     try:
         dataset = data.load(table["dataset"], image_size=table.get("image_size"), seed=run.seed)
         federation = data.Federation.build(dataset, table["partition"], table["clients"], run.seed)
