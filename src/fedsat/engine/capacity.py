@@ -13,7 +13,7 @@ COPIES = 10
 MOST = {"cpu": 64, "cuda": 128}
 """More lanes than these gain nothing: a CPU's caches are full, a GPU is busy."""
 
-CACHED = {"cpu": 1 << 22, "cuda": 1 << 29}
+CACHED = {"cpu": 1 << 22, "cuda": 1 << 30}
 """Numbers that an evaluation may have in all layers' outputs together: what goes through a device's caches well."""
 
 

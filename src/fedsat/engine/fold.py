@@ -10,11 +10,7 @@ module serves any number of clients.
 from __future__ import annotations
 
 import copy
-import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -24,22 +20,15 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from fedsat.algorithms import Outputs
-from fedsat.engine.network import Factors, last_layer_input
+from fedsat.engine.join import join_norms
+from fedsat.engine.kernels import triton_module
+from fedsat.engine.network import Aside, Factors, last_layer_input
+from fedsat.engine.norms import FoldedBatchNorm, FoldedGroupNorm
 from fedsat.tree import Tree
 
 
 class CannotFoldError(Exception):
     """The module has a layer that folding does not know."""
-
-
-@dataclass
-class Aside:
-    """What a step tells the layers of a module beside their input, and what they leave for it."""
-
-    real: Tensor | None = None
-    """Which samples of the batch at hand are real, [S, B]; None where all are."""
-    factors: list[Factors] | None = None
-    """Where linear layers leave the gradients of their weights as factors; None where gradients are formed."""
 
 
 class FoldedLinear(nn.Linear):
@@ -88,6 +77,9 @@ class FoldedConv1d(nn.Conv1d):
 class FoldedConv2d(nn.Conv2d):
     """A convolution for [B, S·in, H, W] with weights [S, out, in, k, k], as one grouped convolution."""
 
+    order: torch.memory_format
+    """In which images lie in memory behind this layer."""
+
     def forward(self, input: Tensor) -> Tensor:
         """[B, S·out, H′, W′]; on a GPU by a kernel of our own, unless a single client is evaluated."""
         kind = torch.bfloat16 if torch.is_autocast_enabled(input.device.type) else input.dtype
@@ -95,90 +87,17 @@ class FoldedConv2d(nn.Conv2d):
         suited = kind == torch.bfloat16 or (kind == torch.float32 and min(self.in_channels, self.out_channels) <= 32)
         ours = input.is_cuda and suited and (self.training or len(self.weight) > 1)
         ours = ours and max(input.numel(), len(input) * self.weight[..., 0, 0, 0].numel() * input[0, 0].numel()) < 2**31
-        if ours and self._plain() and (kernels := triton_conv()):
-            out: Tensor = kernels.StackedConvolution.apply(input, self.weight, self.stride[0], self.padding[0], kind)
+        if ours and self._plain() and (kernels := triton_module("triton_conv")):
+            geometry = self.stride[0], self.padding[0]
+            out: Tensor = kernels.StackedConvolution.apply(input, self.weight, *geometry, kind, self.order)
             return out if self.bias is None else out + self.bias.to(out.dtype).view(1, -1, 1, 1)
-        return _grouped(functional.conv2d, self, input)
+        return _grouped(functional.conv2d, self, input.contiguous(memory_format=self.order))
 
     def _plain(self) -> bool:
         """Whether the layer is square in every respect and not grouped itself."""
         pairs = (self.kernel_size, self.stride, self.padding)
         square = all(isinstance(pair, tuple) and pair[0] == pair[1] for pair in pairs)
         return square and self.dilation == (1, 1) and self.groups == 1
-
-
-@cache
-def triton_conv() -> ModuleType | None:
-    """The Triton kernels, where Triton is installed (it comes with torch's CUDA builds)."""
-    try:
-        return importlib.import_module("fedsat.engine.triton_conv")
-    except ImportError:
-        return None
-
-
-class FoldedGroupNorm(nn.GroupNorm):
-    """GroupNorm with S times the groups."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Normalise each group of each client."""
-        clients = input.shape[1] // self.num_channels
-        weight, bias = (None, None) if self.weight is None else (self.weight.flatten(), self.bias.flatten())
-        return functional.group_norm(input, clients * self.num_groups, weight, bias, self.eps)
-
-
-class FoldedBatchNorm(nn.modules.batchnorm._BatchNorm):
-    """BatchNorm with S times the channels, whose statistics leave padding out."""
-
-    aside: Aside
-
-    def _check_input_dim(self, input: Tensor) -> None:
-        del input
-
-    def forward(self, input: Tensor) -> Tensor:
-        """As torch's; a single value per channel is normalised by running statistics, as in `CarefulBatchNorm`."""
-        weight, bias = (None, None) if self.weight is None else (self.weight.flatten(), self.bias.flatten())
-        tracked = self.running_mean is not None
-        if tracked and (not self.training or input.numel() == input.shape[1]):
-            mean, var = self._running()
-            return functional.batch_norm(input, mean, var, weight, bias, False, 0.0, self.eps)
-        if self.training and self.aside.real is not None:
-            return self._masked(input, self.aside.real, weight, bias)
-        if self.num_batches_tracked is not None:
-            self.num_batches_tracked.add_(1)
-        mean, var = self._running()
-        return functional.batch_norm(input, mean, var, weight, bias, True, self.momentum or 0.0, self.eps)
-
-    def _running(self) -> tuple[Tensor | None, Tensor | None]:
-        if self.running_mean is None or self.running_var is None:
-            return None, None
-        return self.running_mean.flatten(), self.running_var.flatten()
-
-    def _masked(self, x: Tensor, real: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        """Statistics over the real samples of each client, written out."""
-        clients, batch = real.shape
-        exact = torch.promote_types(x.dtype, torch.float32)  # statistics in bf16 would be worthless
-        shaped = x.reshape(batch, clients, self.num_features, -1).to(exact)
-        mask = real.t().to(exact).view(batch, clients, 1, 1)
-        count = mask.sum((0, 3), keepdim=True) * shaped.shape[3]
-        mean = (shaped * mask).sum((0, 3), keepdim=True) / count
-        var = ((shaped - mean).square() * mask).sum((0, 3), keepdim=True) / count
-        running_mean, running_var = self.running_mean, self.running_var
-        if running_mean is not None and running_var is not None:
-            alone = count.view(clients) == 1
-            single = alone.view(1, clients, 1, 1)
-            mean = torch.where(single, running_mean.view(1, clients, -1, 1), mean)
-            var = torch.where(single, running_var.view(1, clients, -1, 1), var)
-            with torch.no_grad():
-                share = (self.momentum or 0.0) * (~alone).to(exact).unsqueeze(1)
-                unbiased = var * (count / (count - 1).clamp(min=1))
-                running_mean.lerp_(mean.detach().view(clients, -1), share)
-                running_var.lerp_(unbiased.detach().view(clients, -1), share)
-                if self.num_batches_tracked is not None:
-                    self.num_batches_tracked.add_((~alone).to(torch.int64))
-        out = (shaped - mean) * torch.rsqrt(var + self.eps)
-        if weight is not None and bias is not None:
-            out = out * weight.view(1, clients, -1, 1) + bias.view(1, clients, -1, 1)
-        return out.reshape(x.shape).to(x.dtype)
 
 
 class QuickTanh(nn.Tanh):
@@ -217,9 +136,12 @@ FOLDED: dict[type[nn.Module], type[nn.Module]] = {
 }
 
 
-def fold(module: nn.Module, aside: Aside) -> nn.Module:
-    """A copy of `module` whose layers take the weights of many clients at once."""
-    module = copy.deepcopy(module)
+def fold(module: nn.Module, aside: Aside, order: torch.memory_format, *, training: bool) -> nn.Module:
+    """A copy of `module` whose layers take the weights of many clients at once, in training or evaluation mode.
+
+    `order` is that in which convolutions lay images in memory.
+    """
+    module = join_norms(copy.deepcopy(module).train(training))
     for name, layer in module.named_modules():
         owns = [*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False)]
         if type(layer) is nn.Tanh:
@@ -234,6 +156,8 @@ def fold(module: nn.Module, aside: Aside) -> nn.Module:
             raise CannotFoldError(f"{name} is a BatchNorm with a cumulative average")
         if isinstance(layer, FoldedBatchNorm | FoldedLinear):
             layer.aside = aside
+        if isinstance(layer, FoldedConv2d):
+            layer.order = order
     return module
 
 
@@ -247,9 +171,10 @@ class FoldedNetwork:
         """
         self._aside = Aside()
         self._half = half
-        self._channels_last = channels_last and any(isinstance(layer, nn.Conv2d) for layer in module.modules())
-        self._training = fold(module, self._aside).train()
-        self._evaluating = fold(module, Aside()).eval()
+        # Channels last is the order of tensor cores, and the faster one for grouped convolutions on a CPU too.
+        order = torch.channels_last if channels_last else torch.contiguous_format
+        self._training = fold(module, self._aside, order, training=True)
+        self._evaluating = fold(module, Aside(), order, training=False)
         self._features = features
         # Whether a weight has several names. To look for them at every call takes longer than a small layer.
         self._tied = len(list(module.named_parameters(remove_duplicate=False))) > len(list(module.parameters()))
@@ -280,17 +205,10 @@ class FoldedNetwork:
     def _run(self, module: nn.Module, params: Tree, buffers: Tree, x: Tensor) -> Outputs:
         clients, kind = len(x), x.dtype
         folded = x.transpose(0, 1).flatten(1, 2)  # no copy where x was gathered batch by batch
-        if (
-            folded.dim() == 4 and self._channels_last
-        ):  # the order of tensor cores, and the faster one for grouped convolutions on a CPU too
-            folded = folded.contiguous(memory_format=torch.channels_last)
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self._half):
             if not self._features:
-                return Outputs(
-                    _unfold(functional_call(module, (params, buffers), (folded,), tie_weights=self._tied), clients).to(
-                        kind
-                    )
-                )
+                logits = functional_call(module, (params, buffers), (folded,), tie_weights=self._tied)
+                return Outputs(_unfold(logits, clients).to(kind))
             with last_layer_input(module) as seen:
                 logits = functional_call(module, (params, buffers), (folded,), tie_weights=self._tied)
         return Outputs(_unfold(logits, clients).to(kind), _unfold(seen[0], clients).to(kind))

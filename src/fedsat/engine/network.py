@@ -30,6 +30,16 @@ class Factors:
     """Where ∂L/∂out, [S, out, B], is found in the graph."""
 
 
+@dataclass
+class Aside:
+    """What a step tells the layers of a module beside their input, and what they leave for it."""
+
+    real: Tensor | None = None
+    """Which samples of the batch at hand are real, [S, B]; None where all are."""
+    factors: list[Factors] | None = None
+    """Where linear layers leave the gradients of their weights as factors; None where gradients are formed."""
+
+
 class ModuleNetwork:
     """One client's network as a function of stacked weights with a client axis of length one.
 

@@ -2,12 +2,13 @@
 
 cuDNN runs a grouped convolution of a few large groups group by group, with copies before and after. Here each
 direction is one implicit matrix product over all clients, on the tensor cores with float32 sums, and reads and
-writes the folded channels-last layout as it stands: x[b, h, w, s·C + c]. The factors are bf16 or float32; float32
-is rounded to TF32 where torch lets cuDNN do so (torch.backends.cudnn.allow_tf32, its default).
+writes the folded activations as they lie, channels last or not. The factors are bf16 or float32; float32 is rounded
+to TF32 where torch lets cuDNN do so (torch.backends.cudnn.allow_tf32, its default).
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -34,7 +35,10 @@ def _pixels(
     in_width,
     out_height,
     out_width,
-    image_channels,
+    image_sample,
+    image_channel,
+    image_row,
+    image_column,
     STRIDE: tl.constexpr,
     PAD: tl.constexpr,
     TRANSPOSED: tl.constexpr,
@@ -54,8 +58,25 @@ def _pixels(
         source_row, source_column = row * STRIDE - PAD + down, across * STRIDE - PAD + right
         inside = (source_row >= 0) & (source_column >= 0)
     inside = inside & (source_row < in_height) & (source_column < in_width)
-    base = ((sample * in_height + source_row) * in_width + source_column) * image_channels
-    return tl.load(image + base + channel, mask=inside & valid, other=0.0)
+    base = sample * image_sample + source_row * image_row + source_column * image_column
+    return tl.load(image + base + channel * image_channel, mask=inside & valid, other=0.0)
+
+
+@triton.jit
+def _places(place, height, width, sample_stride, row_stride, column_stride, EVEN: tl.constexpr):
+    """Where pixel number `place` lies in memory; EVEN if all pixels follow each other at the same distance."""
+    if EVEN:
+        return place * column_stride
+    sample, row, column = place // (height * width), (place // width) % height, place % width
+    return sample * sample_stride + row * row_stride + column * column_stride
+
+
+@triton.jit
+def _pair(number, channels, TAPS: tl.constexpr, PLANES: tl.constexpr):
+    """The tap and the channel of a pair; neighbours lie side by side in memory, be it channels last or in planes."""
+    if PLANES:
+        return number % TAPS, number // TAPS
+    return number // channels, number % channels
 
 
 @triton.jit
@@ -70,8 +91,14 @@ def _gather_product(
     out_width,
     depth,
     outputs,
-    image_channels,
-    out_channels,
+    image_sample,
+    image_channel,
+    image_row,
+    image_column,
+    out_sample,
+    out_channel,
+    out_row,
+    out_column,
     depth_stride,
     output_stride,
     KERNEL: tl.constexpr,
@@ -79,6 +106,8 @@ def _gather_product(
     PAD: tl.constexpr,
     TRANSPOSED: tl.constexpr,
     NARROW: tl.constexpr,
+    PLANES: tl.constexpr,
+    EVEN: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
@@ -97,20 +126,23 @@ def _gather_product(
     for block in range(1 if NARROW else KERNEL * KERNEL):
         for first in range(0, KERNEL * KERNEL * depth if NARROW else depth, DEPTH):
             if NARROW:
-                tap, channel = (first + inner) // depth, (first + inner) % depth
+                tap, channel = _pair(first + inner, depth, KERNEL * KERNEL, PLANES)
+                there = first + inner < KERNEL * KERNEL * depth
                 a = _pixels(
-                    image + client * depth, place[:, None], channel[None, :], (tap // KERNEL)[None, :],
-                    (tap % KERNEL)[None, :], (place < pixels)[:, None] & (tap < KERNEL * KERNEL)[None, :], in_height,
-                    in_width, out_height, out_width, image_channels, STRIDE, PAD, TRANSPOSED,
+                    image + client * depth * image_channel, place[:, None], channel[None, :], (tap // KERNEL)[None, :],
+                    (tap % KERNEL)[None, :], (place < pixels)[:, None] & there[None, :], in_height,
+                    in_width, out_height, out_width, image_sample, image_channel, image_row, image_column, STRIDE, PAD,
+                    TRANSPOSED,
                 )  # fmt: skip
                 behind = tap[:, None] * depth * outputs + channel[:, None] * depth_stride
-                there = (tap < KERNEL * KERNEL)[:, None]
+                there = there[:, None]
             else:
                 channel = first + inner
                 a = _pixels(
-                    image + client * depth, place[:, None], channel[None, :], block // KERNEL, block % KERNEL,
-                    (place < pixels)[:, None] & (channel < depth)[None, :], in_height, in_width, out_height, out_width,
-                    image_channels, STRIDE, PAD, TRANSPOSED,
+                    image + client * depth * image_channel, place[:, None], channel[None, :], block // KERNEL,
+                    block % KERNEL, (place < pixels)[:, None] & (channel < depth)[None, :], in_height, in_width,
+                    out_height, out_width, image_sample, image_channel, image_row, image_column, STRIDE, PAD,
+                    TRANSPOSED,
                 )  # fmt: skip
                 behind = block * depth * outputs + channel[:, None] * depth_stride
                 there = (channel < depth)[:, None]
@@ -118,7 +150,8 @@ def _gather_product(
                 own + behind + column[None, :] * output_stride, mask=there & (column < outputs)[None, :], other=0.0
             )
             total = tl.dot(a, b, total, input_precision=PRECISION)
-    target = out + place[:, None] * out_channels + client * outputs + column[None, :]
+    behind = _places(place, out_height, out_width, out_sample, out_row, out_column, EVEN)
+    target = out + behind[:, None] + (client * outputs + column)[None, :] * out_channel
     tl.store(target, total.to(out.dtype.element_ty), mask=(place < pixels)[:, None] & (column < outputs)[None, :])
 
 
@@ -134,13 +167,21 @@ def _weight_product(
     out_width,
     inputs,
     outputs,
-    image_channels,
-    slope_channels,
+    image_sample,
+    image_channel,
+    image_row,
+    image_column,
+    slope_sample,
+    slope_channel,
+    slope_row,
+    slope_column,
     share,
     KERNEL: tl.constexpr,
     STRIDE: tl.constexpr,
     PAD: tl.constexpr,
     NARROW: tl.constexpr,
+    PLANES: tl.constexpr,
+    EVEN: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
@@ -158,7 +199,7 @@ def _weight_product(
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     if NARROW:
         pair = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-        tap, channel = pair // inputs, pair % inputs
+        tap, channel = _pair(pair, inputs, KERNEL * KERNEL, PLANES)
         there = pair < KERNEL * KERNEL * inputs
         down, right = (tap // KERNEL)[:, None], (tap % KERNEL)[:, None]
     else:
@@ -171,12 +212,13 @@ def _weight_product(
     for first in range(0, share, DEPTH):
         place = part * share + first + tl.arange(0, DEPTH)
         a = _pixels(
-            image + client * inputs, place[None, :], channel[:, None], down, right,
-            (place < pixels)[None, :] & there[:, None], in_height, in_width, out_height, out_width, image_channels,
-            STRIDE, PAD, False,
+            image + client * inputs * image_channel, place[None, :], channel[:, None], down, right,
+            (place < pixels)[None, :] & there[:, None], in_height, in_width, out_height, out_width, image_sample,
+            image_channel, image_row, image_column, STRIDE, PAD, False,
         )  # fmt: skip
+        behind = _places(place, out_height, out_width, slope_sample, slope_row, slope_column, EVEN)
         b = tl.load(
-            slope + place[:, None] * slope_channels + client * outputs + column[None, :],
+            slope + behind[:, None] + (client * outputs + column)[None, :] * slope_channel,
             mask=(place < pixels)[:, None] & (column < outputs)[None, :],
             other=0.0,
         )
@@ -186,9 +228,44 @@ def _weight_product(
     tl.store(target, total, mask=there[:, None] & (column < outputs)[None, :])
 
 
+@dataclass(frozen=True)
+class Tile:
+    """What a program computes at a time, and how; chosen by `benchmarks/tiles.py` on an H200."""
+
+    rows: int
+    columns: int
+    depth: int
+    warps: int
+    stages: int
+
+    @property
+    def options(self) -> dict[str, int]:
+        """As a kernel takes it."""
+        sizes = {"ROWS": self.rows, "COLUMNS": self.columns, "DEPTH": self.depth}
+        return {**sizes, "num_warps": self.warps, "num_stages": self.stages}
+
+
+def gather_tile(pixels: int, depth: int, outputs: int, clients: int) -> Tile:
+    """The tile of `gather_product`."""
+    if outputs >= 128 and pixels * outputs * clients >= 128 * 128 * PROCESSORS:
+        return Tile(128, 128, _block(depth), 4, 3)
+    return Tile(128 if pixels * clients >= 128 * PROCESSORS else 64, _block(outputs), _block(depth, 32), 4, 4)
+
+
+def weight_tile(inputs: int, outputs: int) -> Tile:
+    """The tile of `weight_product`."""
+    return Tile(_block(inputs), _block(outputs, 128), 64, 4, 3)
+
+
 def _block(channels: int, most: int = 64) -> int:
     """Channels that a program handles at a time; the tensor cores take no fewer than 16."""
     return max(16, min(most, 1 << (channels - 1).bit_length()))
+
+
+def _even(tensor: Tensor) -> bool:
+    """Whether the pixels follow each other at the same distance in memory, from picture to picture too."""
+    (samples, _, rows, columns), (_, _, height, width) = tensor.stride(), tensor.shape
+    return rows == width * columns and samples == height * rows
 
 
 def precision() -> str:
@@ -200,74 +277,67 @@ class StackedConvolution(torch.autograd.Function):
     """A square convolution of folded activations [B, S·in, H, W] with weights [S, out, in, k, k], in `kind`."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, stride: int, padding: int, kind: torch.dtype) -> Tensor:
-        """[B, S·out, H′, W′], channels last."""
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, stride: int, padding: int, kind: torch.dtype, order: torch.memory_format
+    ) -> Tensor:
+        """[B, S·out, H′, W′] in the given order; the input may lie in any."""
         clients, outputs, _, kernel, _ = weight.shape
-        x = x.to(kind).contiguous(memory_format=torch.channels_last)
+        x = x.to(kind)
         height, width = ((side + 2 * padding - kernel) // stride + 1 for side in x.shape[2:])
         # [S, kh, kw, in, out]: what a program multiplies with lies together.
         taps = weight.to(kind).permute(0, 3, 4, 2, 1).contiguous()
         shape = len(x), clients * outputs, height, width
-        out = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+        out = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=order)
         gather_product(x, taps, out, stride, padding, transposed=False)
         ctx.save_for_backward(x, taps)
         ctx.geometry = stride, padding, weight.dtype
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of the input and of the weights."""
         x, taps = ctx.saved_tensors
         stride, padding, dtype = ctx.geometry
-        grad = grad.to(x.dtype).contiguous(memory_format=torch.channels_last)
+        grad = grad.to(x.dtype)
         dx = dw = None
         if ctx.needs_input_grad[0]:
-            dx = torch.empty_like(x, memory_format=torch.channels_last)
+            dx = torch.empty_like(x)
             gather_product(grad, taps.transpose(3, 4), dx, stride, padding, transposed=True)
         if ctx.needs_input_grad[1]:
             dw = weight_product(x, grad, taps.shape, stride, padding).permute(0, 4, 3, 1, 2).to(dtype)
-        return dx, dw, None, None, None
+        return dx, dw, None, None, None, None
 
 
 def gather_product(image: Tensor, taps: Tensor, out: Tensor, stride: int, padding: int, *, transposed: bool) -> None:
     """`out` from `image` and taps [S, kh, kw, C, O]; see the kernel."""
     clients, kernel, _, depth, outputs = taps.shape
     pixels = len(out) * out.shape[2] * out.shape[3]
-    rows, columns, inner, stages = _tiles(pixels, depth, outputs, clients)
     narrow = depth < FEW
-    if narrow:
-        inner = _block(kernel * kernel * depth, 32)
-    grid = (triton.cdiv(pixels, rows), triton.cdiv(outputs, columns), clients)
+    tile = gather_tile(pixels, kernel * kernel * depth if narrow else depth, outputs, clients)
+    grid = (triton.cdiv(pixels, tile.rows), triton.cdiv(outputs, tile.columns), clients)
     _gather_product[grid](
-        image, taps, out, pixels, *image.shape[2:], *out.shape[2:], depth, outputs, image.shape[1], out.shape[1],
+        image, taps, out, pixels, *image.shape[2:], *out.shape[2:], depth, outputs, *image.stride(), *out.stride(),
         taps.stride(3), taps.stride(4), KERNEL=kernel, STRIDE=stride, PAD=padding, TRANSPOSED=transposed,
-        NARROW=narrow, ROWS=rows, COLUMNS=columns, DEPTH=inner, PRECISION=precision(), num_warps=4, num_stages=stages,
+        NARROW=narrow, PLANES=image.stride(1) != 1, EVEN=_even(out), PRECISION=precision(), **tile.options,
     )  # fmt: skip
-
-
-def _tiles(pixels: int, depth: int, outputs: int, clients: int) -> tuple[int, int, int, int]:
-    """Rows, columns, depth and pipeline stages of a program: the fastest of ten tried on an H200 (docs/engine.md)."""
-    if outputs >= 128 and pixels * outputs * clients >= 128 * 128 * PROCESSORS:
-        return 128, 128, _block(depth), 3
-    return (128 if pixels * clients >= 128 * PROCESSORS else 64), _block(outputs), _block(depth, 32), 4
 
 
 def weight_product(image: Tensor, slope: Tensor, shape: torch.Size, stride: int, padding: int) -> Tensor:
     """The gradient of taps [S, kh, kw, C, O]; see the kernel."""
     clients, kernel, _, inputs, outputs = shape
     pixels = len(slope) * slope.shape[2] * slope.shape[3]
-    columns, depth, narrow, taps = _block(outputs, 128), 64, inputs < FEW, kernel * kernel
-    rows = _block(taps * inputs if narrow else inputs)
-    blocks = triton.cdiv(taps * inputs, rows) if narrow else taps * triton.cdiv(inputs, rows)
-    programs = blocks * triton.cdiv(outputs, columns) * clients
-    wanted = (4 if columns <= 64 else 2) * PROCESSORS
-    split = max(1, min(triton.cdiv(wanted, programs), pixels // (4 * depth)))
-    share = triton.cdiv(triton.cdiv(pixels, split), depth) * depth
+    narrow, taps = inputs < FEW, kernel * kernel
+    tile = weight_tile(taps * inputs if narrow else inputs, outputs)
+    blocks = triton.cdiv(taps * inputs, tile.rows) if narrow else taps * triton.cdiv(inputs, tile.rows)
+    programs = blocks * triton.cdiv(outputs, tile.columns) * clients
+    wanted = (4 if tile.columns <= 64 else 2) * PROCESSORS
+    split = max(1, min(triton.cdiv(wanted, programs), pixels // (4 * tile.depth)))
+    share = triton.cdiv(triton.cdiv(pixels, split), tile.depth) * tile.depth
     parts = torch.empty(split, *shape, device=image.device)
-    grid = (blocks, triton.cdiv(outputs, columns), clients * split)
+    grid = (blocks, triton.cdiv(outputs, tile.columns), clients * split)
     _weight_product[grid](
-        image, slope, parts, pixels, *image.shape[2:], *slope.shape[2:], inputs, outputs, image.shape[1],
-        slope.shape[1], share, KERNEL=kernel, STRIDE=stride, PAD=padding, NARROW=narrow, ROWS=rows, COLUMNS=columns,
-        DEPTH=depth, SPLIT=split, PRECISION=precision(), num_warps=4, num_stages=3,
+        image, slope, parts, pixels, *image.shape[2:], *slope.shape[2:], inputs, outputs, *image.stride(),
+        *slope.stride(), share, KERNEL=kernel, STRIDE=stride, PAD=padding, NARROW=narrow,
+        PLANES=image.stride(1) != 1, EVEN=_even(slope), SPLIT=split, PRECISION=precision(), **tile.options,
     )  # fmt: skip
     return parts[0] if split == 1 else parts.sum(0)

@@ -1,0 +1,160 @@
+"""Which tiles suit the Triton kernels: microseconds of every layer of ResNet-8, forward and back, tile by tile.
+
+    python benchmarks/tiles.py --clients 15 3
+
+Needs a CUDA GPU. Tiles are compiled first, several at a time, then timed one after another. For each kernel and shape
+the present choice is printed first, then the fastest ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from fedsat.engine import triton_conv, triton_norm
+from fedsat.engine.triton_conv import Tile
+
+BATCH = 16
+LAYERS = [(3, 64, 3, 1, 32), (64, 64, 3, 1, 32), (64, 128, 3, 2, 32), (128, 128, 3, 1, 16), (64, 128, 1, 2, 32),
+          (128, 256, 3, 2, 16), (256, 256, 3, 1, 8), (128, 256, 1, 2, 16)]  # fmt: skip
+"""Inputs, outputs, kernel, stride and side of ResNet-8's convolutions."""
+NORMS = [(64, 32), (128, 16), (256, 8)]
+"""Channels and side of its normalisations."""
+TILES = [
+    Tile(*sizes, *how)
+    for sizes, how in itertools.product(
+        [(64, 64, 32), (64, 64, 64), (128, 64, 32), (128, 64, 64), (128, 128, 32), (128, 128, 64), (64, 128, 64),
+         (256, 64, 32), (256, 64, 64), (256, 128, 64)],
+        [(4, 3), (4, 4), (8, 3), (8, 4)],
+    )
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kernel on one shape."""
+
+    kernel: str
+    shape: tuple[int, ...]
+    clients: int
+
+    def variants(self) -> list[Any]:
+        """What is tried: None is the present choice."""
+        if self.kernel in ("norm", "norm back"):
+            return [None, *itertools.product((2048, 4096, 8192, 16384), (4, 8, 16), (528, 1056))]
+        inputs, outputs = self.shape[:2]
+        reach = {"back": (inputs, outputs), "weights": (outputs, inputs)}.get(self.kernel, (outputs, inputs))
+        return [None, *(tile for tile in TILES if self._suits(tile, *reach))]
+
+    def _suits(self, tile: Tile, columns: int, depth: int) -> bool:
+        if self.kernel == "weights":
+            return tile.columns <= columns and tile.rows <= max(depth, 64)
+        return tile.columns <= columns and tile.depth <= max(depth, 32)
+
+    def calls(self) -> Iterator[tuple[Any, Callable[[], Any]]]:
+        """Every variant with the call to be timed."""
+        make = self._norm() if self.kernel.startswith("norm") else self._convolution()
+        for variant in self.variants():
+            yield variant, make(variant)
+
+    def _convolution(self) -> Callable[[Tile | None], Callable[[], Any]]:
+        inputs, outputs, kernel, stride, side = self.shape
+        x, slope = _images(self.clients * inputs, side), _images(self.clients * outputs, side // stride)
+        taps = torch.randn(self.clients, kernel, kernel, inputs, outputs, device="cuda", dtype=torch.bfloat16)
+        gather, weight = triton_conv.gather_tile, triton_conv.weight_tile
+        geometry = (stride, kernel // 2)
+
+        def call() -> Any:
+            if self.kernel == "forward":
+                return triton_conv.gather_product(x, taps, slope, *geometry, transposed=False)
+            if self.kernel == "back":
+                return triton_conv.gather_product(slope, taps.transpose(3, 4), x, *geometry, transposed=True)
+            return triton_conv.weight_product(x, slope, taps.shape, *geometry)
+
+        def make(tile: Tile | None) -> Callable[[], Any]:
+            def timed() -> Any:
+                triton_conv.gather_tile = gather if tile is None else lambda *_: tile
+                triton_conv.weight_tile = weight if tile is None else lambda *_: tile
+                return call()
+
+            return timed
+
+        return make
+
+    def _norm(self) -> Callable[[tuple[int, int, int] | None], Callable[[], Any]]:
+        channels, side = self.shape
+        x, shortcut = (_images(self.clients * channels, side).requires_grad_() for _ in range(2))
+        weight, bias, mean, var = (torch.rand(self.clients, channels, device="cuda") for _ in range(4))
+        running = (mean, var, torch.zeros(self.clients, dtype=torch.int64, device="cuda"))
+        weight.requires_grad_()
+        bias.requires_grad_()
+        present = triton_norm.TILE, triton_norm.WARPS, triton_norm.PROGRAMS
+
+        def make(variant: tuple[int, int, int] | None) -> Callable[[], Any]:
+            def timed() -> Any:
+                triton_norm.TILE, triton_norm.WARPS, triton_norm.PROGRAMS = variant or present
+                out = triton_norm.StackedNorm.apply(x, weight, bias, shortcut, True, None, running, 0.1, 1e-5)
+                return torch.autograd.grad(out, (x, weight, bias, shortcut), out) if self.kernel != "norm" else out
+
+            return timed
+
+        return make
+
+
+def _images(channels: int, side: int) -> Tensor:
+    shape = (BATCH, channels, side, side)
+    return torch.randn(shape, device="cuda", dtype=torch.bfloat16).contiguous(memory_format=torch.channels_last)
+
+
+def cases(clients: list[int]) -> list[Case]:
+    """Everything that is timed; the gradient of the pictures themselves is never needed."""
+    kernels = itertools.product(("forward", "back", "weights"), LAYERS)
+    found = [(kernel, shape) for kernel, shape in kernels if kernel != "back" or shape[0] > 3]
+    found += itertools.product(("norm", "norm back"), NORMS)
+    return [Case(kernel, shape, count) for count in clients for kernel, shape in found]
+
+
+def compile_all(case: Case) -> None:
+    """Run every variant once, so that the timing finds it compiled."""
+    for _, call in case.calls():
+        try:
+            call()
+        except triton.runtime.errors.OutOfResources:
+            continue
+
+
+def main() -> None:
+    """Compile, time, print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--clients", type=int, nargs="+", default=[15])
+    parser.add_argument("--jobs", type=int, default=14, help="processes that compile")
+    parser.add_argument("--best", type=int, default=4, help="how many of the fastest are shown")
+    asked = parser.parse_args()
+    todo = cases(asked.clients)
+    with ProcessPoolExecutor(asked.jobs, mp_context=get_context("spawn")) as pool:
+        list(pool.map(compile_all, todo))
+    for case in todo:
+        times: list[tuple[float, Any]] = []
+        for variant, call in case.calls():
+            try:
+                times.append((1e3 * triton.testing.do_bench_cudagraph(call, rep=8, return_mode="median"), variant))
+            except triton.runtime.errors.OutOfResources:
+                continue
+        present, *others = times
+        shown = "; ".join(
+            f"{spent:.0f} {variant}" for spent, variant in sorted(others, key=lambda one: one[0])[: asked.best]
+        )
+        print(f"{case.clients} clients, {case.kernel} {case.shape}: now {present[0]:.0f}; {shown}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

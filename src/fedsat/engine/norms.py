@@ -1,0 +1,105 @@
+"""Normalisations of many clients at once (see `fold`)."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedsat.engine.kernels import triton_module
+from fedsat.engine.network import Aside
+
+
+class FoldedGroupNorm(nn.GroupNorm):
+    """GroupNorm with S times the groups."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalise each group of each client."""
+        clients = input.shape[1] // self.num_channels
+        weight, bias = (None, None) if self.weight is None else (self.weight.flatten(), self.bias.flatten())
+        return functional.group_norm(input, clients * self.num_groups, weight, bias, self.eps)
+
+
+class FoldedBatchNorm(nn.modules.batchnorm._BatchNorm):
+    """BatchNorm with S times the channels, whose statistics leave padding out."""
+
+    aside: Aside
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        del input
+
+    def forward(self, input: Tensor, shortcut: Tensor | None = None, relu: bool = False) -> Tensor:
+        """relu(norm(input) + shortcut), as `join_norms` asks for it; on a GPU by kernels of our own."""
+        kernels = triton_module("triton_norm") if input.is_cuda else None
+        if kernels is not None and (fused := self._fused(kernels, input, shortcut, relu)) is not None:
+            return fused
+        out = self._normalised(input)
+        if shortcut is not None:
+            out = out + shortcut
+        return functional.relu(out) if relu else out
+
+    def _fused(self, kernels: Any, x: Tensor, shortcut: Tensor | None, relu: bool) -> Tensor | None:
+        """All of it in one go, or None where the kernels do not know the case."""
+        owned = (self.weight, self.bias, self.running_mean, self.running_var, self.num_batches_tracked)
+        if x.dim() != 4 or x.dtype not in {torch.bfloat16, torch.float32} or x.numel() >= 2**31:
+            return None
+        if any(tensor is None or not tensor.is_contiguous() for tensor in owned):
+            return None
+        if shortcut is not None and (shortcut.shape, shortcut.dtype) != (x.shape, x.dtype):
+            return None
+        weight, bias, *running = owned
+        if self.training:
+            real = None if self.aside.real is None else self.aside.real.contiguous()
+            moving = tuple(running), self.momentum or 0.0, self.eps
+            return cast("Tensor", kernels.StackedNorm.apply(x, weight, bias, shortcut, relu, real, *moving))
+        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, shortcut, weight, bias)):
+            return None
+        return cast("Tensor", kernels.normalise(x, weight, bias, shortcut, relu, tuple(running[:2]), self.eps))
+
+    def _normalised(self, input: Tensor) -> Tensor:
+        """As torch's; a single value per channel is normalised by running statistics, as in `CarefulBatchNorm`."""
+        weight, bias = (None, None) if self.weight is None else (self.weight.flatten(), self.bias.flatten())
+        tracked = self.running_mean is not None
+        if tracked and (not self.training or input.numel() == input.shape[1]):
+            mean, var = self._running()
+            return functional.batch_norm(input, mean, var, weight, bias, False, 0.0, self.eps)
+        if self.training and self.aside.real is not None:
+            return self._masked(input, self.aside.real, weight, bias)
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+        mean, var = self._running()
+        return functional.batch_norm(input, mean, var, weight, bias, True, self.momentum or 0.0, self.eps)
+
+    def _running(self) -> tuple[Tensor | None, Tensor | None]:
+        if self.running_mean is None or self.running_var is None:
+            return None, None
+        return self.running_mean.flatten(), self.running_var.flatten()
+
+    def _masked(self, x: Tensor, real: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        """Statistics over the real samples of each client, written out."""
+        clients, batch = real.shape
+        exact = torch.promote_types(x.dtype, torch.float32)  # statistics in bf16 would be worthless
+        shaped = x.reshape(batch, clients, self.num_features, -1).to(exact)
+        mask = real.t().to(exact).view(batch, clients, 1, 1)
+        count = mask.sum((0, 3), keepdim=True) * shaped.shape[3]
+        mean = (shaped * mask).sum((0, 3), keepdim=True) / count
+        var = ((shaped - mean).square() * mask).sum((0, 3), keepdim=True) / count
+        running_mean, running_var = self.running_mean, self.running_var
+        if running_mean is not None and running_var is not None:
+            alone = count.view(clients) == 1
+            single = alone.view(1, clients, 1, 1)
+            mean = torch.where(single, running_mean.view(1, clients, -1, 1), mean)
+            var = torch.where(single, running_var.view(1, clients, -1, 1), var)
+            with torch.no_grad():
+                share = (self.momentum or 0.0) * (~alone).to(exact).unsqueeze(1)
+                unbiased = var * (count / (count - 1).clamp(min=1))
+                running_mean.lerp_(mean.detach().view(clients, -1), share)
+                running_var.lerp_(unbiased.detach().view(clients, -1), share)
+                if self.num_batches_tracked is not None:
+                    self.num_batches_tracked.add_((~alone).to(torch.int64))
+        out = (shaped - mean) * torch.rsqrt(var + self.eps)
+        if weight is not None and bias is not None:
+            out = out * weight.view(1, clients, -1, 1) + bias.view(1, clients, -1, 1)
+        return out.reshape(x.shape).to(x.dtype)

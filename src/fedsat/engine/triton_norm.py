@@ -1,0 +1,365 @@
+"""BatchNorm of many clients, the sum with a shortcut and ReLU behind it, as two Triton kernels for each direction.
+
+These layers compute next to nothing: their time is that of reading and writing activations. torch goes over them once
+for each of normalisation, sum and ReLU, and once more for statistics; here they are read twice and written once. The
+first kernel of a direction adds up what is needed of each channel in a few parts, the second adds up the parts and
+applies them. Activations lie channels last, x[pixel, s·C + c]; all sums are float32 and taken in a fixed order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+PROGRAMS = 528
+"""Programs that keep a Hopper GPU busy: four for each of its multiprocessors."""
+
+TILE = 4096
+"""Numbers that a program handles at a time."""
+
+WARPS = 8
+
+MOST_PARTS = 64
+"""Every program of a second kernel adds up all parts of its channels."""
+
+
+@triton.jit
+def _counted(real, client, batch, area, MASKED: tl.constexpr, BATCH: tl.constexpr):
+    """How many values a channel of the client has, padding left out; at least one."""
+    if MASKED:
+        sample = tl.arange(0, BATCH)
+        samples = tl.sum((tl.load(real + client * batch + sample, mask=sample < batch, other=0) != 0).to(tl.float32))
+    else:
+        samples = batch * 1.0
+    return tl.maximum(samples * area, 1.0)
+
+
+@triton.jit
+def _added(sums, channel, valid, channels, parts, PARTS: tl.constexpr):
+    """Both sums of each channel over all parts."""
+    part = tl.arange(0, PARTS)
+    place = sums + part[:, None] * 2 * channels + channel[None, :]
+    there = (part < parts)[:, None] & valid[None, :]
+    first = tl.load(place, mask=there, other=0.0)
+    second = tl.load(place + channels, mask=there, other=0.0)
+    return tl.sum(first, 0), tl.sum(second, 0)
+
+
+@triton.jit(do_not_specialize=["pixels", "area", "batch", "share"])
+def _moments(
+    x,
+    real,
+    sums,
+    pixels,
+    area,
+    batch,
+    features,
+    channels,
+    share,
+    MASKED: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """sums[part] = Σ (x − k), Σ (x − k)² over the real pixels of a part, for each channel.
+
+    k is the channel's first value: without it the variance would be a small difference of large numbers.
+    """
+    part, client = tl.program_id(0), tl.program_id(2)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    valid, channel = column < features, client * features + column
+    pivot = tl.load(x + channel, mask=valid, other=0.0).to(tl.float32)
+    first = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+    second = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+    for start in range(0, share, ROWS):
+        pixel = part * share + start + tl.arange(0, ROWS)
+        there = pixel < pixels
+        if MASKED:
+            there = there & (tl.load(real + client * batch + pixel // area, mask=there, other=0) != 0)
+        value = tl.load(
+            x + pixel[:, None] * channels + channel[None, :], mask=there[:, None] & valid[None, :], other=0.0
+        )
+        gap = tl.where(there[:, None], value.to(tl.float32) - pivot[None, :], 0.0)
+        first += gap
+        second += gap * gap
+    slot = sums + part * 2 * channels + channel
+    tl.store(slot, tl.sum(first, 0), mask=valid)
+    tl.store(slot + channels, tl.sum(second, 0), mask=valid)
+
+
+@triton.jit(do_not_specialize=["pixels", "area", "batch", "parts", "share"])
+def _normalise(
+    x,
+    shortcut,
+    weight,
+    bias,
+    real,
+    sums,
+    running_mean,
+    running_var,
+    batches,
+    statistics,
+    out,
+    pixels,
+    area,
+    batch,
+    features,
+    channels,
+    parts,
+    share,
+    eps,
+    momentum,
+    TRAINING: tl.constexpr,
+    MASKED: tl.constexpr,
+    SHORTCUT: tl.constexpr,
+    RELU: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PARTS: tl.constexpr,
+    BATCH: tl.constexpr,
+):
+    """out = relu(weight · (x − mean) / √(var + ε) + bias + shortcut).
+
+    In training, mean and variance are the batch's; the first part notes them and moves the running ones on. A channel
+    with a single value has no statistics: it takes the running ones and leaves them as they are.
+    """
+    part, client = tl.program_id(0), tl.program_id(2)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    valid, channel = column < features, client * features + column
+    mean = tl.load(running_mean + channel, mask=valid, other=0.0).to(tl.float32)
+    var = tl.load(running_var + channel, mask=valid, other=1.0).to(tl.float32)
+    if TRAINING:
+        count = _counted(real, client, batch, area, MASKED, BATCH)
+        first, second = _added(sums, channel, valid, channels, parts, PARTS)
+        pivot = tl.load(x + channel, mask=valid, other=0.0).to(tl.float32)
+        gap = first / count
+        old_mean, old_var = mean, var
+        mean = tl.where(count > 1, pivot + gap, old_mean)
+        var = tl.where(count > 1, tl.maximum(second / count - gap * gap, 0.0), old_var)
+        if part == 0:
+            tl.store(statistics + channel, mean, mask=valid)
+            tl.store(statistics + channels + channel, 1 / tl.sqrt(var + eps), mask=valid)
+            moved = tl.where(count > 1, momentum, 0.0)
+            unbiased = var * count / tl.maximum(count - 1, 1.0)
+            tl.store(running_mean + channel, old_mean + moved * (mean - old_mean), mask=valid)
+            tl.store(running_var + channel, old_var + moved * (unbiased - old_var), mask=valid)
+            if tl.program_id(1) == 0:
+                tl.store(batches + client, tl.load(batches + client) + tl.where(count > 1, 1, 0))
+    scale = tl.load(weight + channel, mask=valid, other=0.0) / tl.sqrt(var + eps)
+    offset = tl.load(bias + channel, mask=valid, other=0.0) - mean * scale
+    for start in range(0, share, ROWS):
+        pixel = part * share + start + tl.arange(0, ROWS)
+        place = pixel[:, None] * channels + channel[None, :]
+        there = (pixel < pixels)[:, None] & valid[None, :]
+        value = tl.load(x + place, mask=there, other=0.0).to(tl.float32) * scale[None, :] + offset[None, :]
+        if SHORTCUT:
+            value += tl.load(shortcut + place, mask=there, other=0.0).to(tl.float32)
+        if RELU:
+            value = tl.where(value < 0, 0.0, value)  # what is not a number stays so
+        tl.store(out + place, value.to(out.dtype.element_ty), mask=there)
+
+
+@triton.jit(do_not_specialize=["pixels", "share"])
+def _slope_moments(
+    grad,
+    out,
+    x,
+    statistics,
+    sums,
+    slope,
+    pixels,
+    features,
+    channels,
+    share,
+    SHORTCUT: tl.constexpr,
+    RELU: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """sums[part] = Σ dz, Σ dz · x̂ over the pixels of a part, for each channel; dz = grad where ReLU was open.
+
+    dz itself is the shortcut's gradient and is written where there is one.
+    """
+    part, client = tl.program_id(0), tl.program_id(2)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    valid, channel = column < features, client * features + column
+    mean = tl.load(statistics + channel, mask=valid, other=0.0)
+    inverse = tl.load(statistics + channels + channel, mask=valid, other=0.0)
+    first = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+    second = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+    for start in range(0, share, ROWS):
+        pixel = part * share + start + tl.arange(0, ROWS)
+        place = pixel[:, None] * channels + channel[None, :]
+        there = (pixel < pixels)[:, None] & valid[None, :]
+        dz = tl.load(grad + place, mask=there, other=0.0).to(tl.float32)
+        if RELU:
+            dz = tl.where(tl.load(out + place, mask=there, other=0.0) <= 0, 0.0, dz)
+        if SHORTCUT:
+            tl.store(slope + place, dz.to(slope.dtype.element_ty), mask=there)
+        value = tl.load(x + place, mask=there, other=0.0).to(tl.float32)
+        first += dz
+        second += dz * (value - mean[None, :]) * inverse[None, :]
+    slot = sums + part * 2 * channels + channel
+    tl.store(slot, tl.sum(first, 0), mask=valid)
+    tl.store(slot + channels, tl.sum(second, 0), mask=valid)
+
+
+@triton.jit(do_not_specialize=["pixels", "area", "batch", "parts", "share"])
+def _slopes(
+    grad,
+    out,
+    x,
+    weight,
+    real,
+    statistics,
+    sums,
+    dx,
+    dweight,
+    dbias,
+    pixels,
+    area,
+    batch,
+    features,
+    channels,
+    parts,
+    share,
+    MASKED: tl.constexpr,
+    RELU: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PARTS: tl.constexpr,
+    BATCH: tl.constexpr,
+):
+    """dx = weight / σ · (dz − (Σ dz + x̂ Σ dz · x̂) / count); the bracket's second part only for what statistics saw."""
+    part, client = tl.program_id(0), tl.program_id(2)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    valid, channel = column < features, client * features + column
+    count = _counted(real, client, batch, area, MASKED, BATCH)
+    first, second = _added(sums, channel, valid, channels, parts, PARTS)
+    if part == 0:
+        tl.store(dbias + channel, first, mask=valid)
+        tl.store(dweight + channel, second, mask=valid)
+    mean = tl.load(statistics + channel, mask=valid, other=0.0)
+    inverse = tl.load(statistics + channels + channel, mask=valid, other=0.0)
+    scale = tl.load(weight + channel, mask=valid, other=0.0) * inverse
+    share_of_one = tl.where(count > 1, 1 / count, 0.0)
+    for start in range(0, share, ROWS):
+        pixel = part * share + start + tl.arange(0, ROWS)
+        place = pixel[:, None] * channels + channel[None, :]
+        there = (pixel < pixels)[:, None] & valid[None, :]
+        dz = tl.load(grad + place, mask=there, other=0.0).to(tl.float32)
+        if RELU:
+            dz = tl.where(tl.load(out + place, mask=there, other=0.0) <= 0, 0.0, dz)
+        hat = (tl.load(x + place, mask=there, other=0.0).to(tl.float32) - mean[None, :]) * inverse[None, :]
+        through = (first[None, :] + hat * second[None, :]) * share_of_one
+        if MASKED:
+            seen = tl.load(real + client * batch + pixel // area, mask=pixel < pixels, other=0) != 0
+            through = tl.where(seen[:, None], through, 0.0)
+        tl.store(dx + place, (scale[None, :] * (dz - through)).to(dx.dtype.element_ty), mask=there)
+
+
+class Shape:
+    """How the kernels divide the activations [B, S·C, H, W] of S clients among their programs."""
+
+    def __init__(self, x: Tensor, clients: int, parts: int | None) -> None:
+        self.batch, self.channels = x.shape[:2]
+        self.area = x.shape[2] * x.shape[3]
+        self.pixels, self.features = self.batch * self.area, self.channels // clients
+        self.columns = min(64, triton.next_power_of_2(self.features))
+        self.rows = TILE // self.columns
+        across = triton.cdiv(self.features, self.columns) * clients
+        blocks = triton.cdiv(self.pixels, self.rows)
+        wanted = parts or min(MOST_PARTS, triton.cdiv(PROGRAMS, across))
+        self.share = triton.cdiv(blocks, min(blocks, wanted)) * self.rows
+        self.parts = triton.cdiv(self.pixels, self.share)
+        self.grid = (self.parts, triton.cdiv(self.features, self.columns), clients)
+        self.tile = {"ROWS": self.rows, "COLUMNS": self.columns, "num_warps": WARPS}
+        self.adding = {"PARTS": triton.next_power_of_2(self.parts), "BATCH": triton.next_power_of_2(self.batch)}
+
+    def sums(self, like: Tensor) -> Tensor:
+        """Room for two sums of each channel, part by part."""
+        return torch.empty(self.parts, 2, self.channels, device=like.device)
+
+
+class StackedNorm(torch.autograd.Function):
+    """relu(BatchNorm(x) + shortcut) in training mode; `shortcut` may be missing and `relu` off.
+
+    Moves the running statistics [S, C] and the number of batches [S] on. `real`, [S, B], marks padding.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        shortcut: Tensor | None,
+        relu: bool,
+        real: Tensor | None,
+        running: tuple[Tensor, Tensor, Tensor],
+        momentum: float,
+        eps: float,
+    ) -> Tensor:
+        """[B, S·C, H, W], channels last."""
+        x, shortcut = _channels_last(x), None if shortcut is None else _channels_last(shortcut)
+        shape = Shape(x, len(weight), None)
+        out, sums = torch.empty_like(x), shape.sums(x)
+        statistics = torch.empty(2, shape.channels, device=x.device)
+        sizes = shape.pixels, shape.area, shape.batch, shape.features, shape.channels
+        _moments[shape.grid](x, real, sums, *sizes, shape.share, MASKED=real is not None, **shape.tile)
+        _normalise[shape.grid](
+            x, shortcut, weight, bias, real, sums, *running, statistics, out, *sizes, shape.parts, shape.share, eps,
+            momentum, TRAINING=True, MASKED=real is not None, SHORTCUT=shortcut is not None, RELU=relu, **shape.tile,
+            **shape.adding,
+        )  # fmt: skip
+        ctx.save_for_backward(x, weight, statistics, out if relu else None, real)
+        ctx.shape, ctx.shortcut = shape, shortcut is not None
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of the input, of weight and bias, and of the shortcut."""
+        x, weight, statistics, out, real = ctx.saved_tensors
+        grad, shape, relu = _channels_last(grad), ctx.shape, out is not None
+        sums, dx = shape.sums(x), torch.empty_like(x)
+        dweight, dbias = torch.empty_like(weight), torch.empty_like(weight)
+        slope = torch.empty_like(x) if ctx.shortcut else None
+        _slope_moments[shape.grid](
+            grad, out, x, statistics, sums, slope, shape.pixels, shape.features, shape.channels, shape.share,
+            SHORTCUT=ctx.shortcut, RELU=relu, **shape.tile,
+        )  # fmt: skip
+        sizes = shape.pixels, shape.area, shape.batch, shape.features, shape.channels
+        _slopes[shape.grid](
+            grad if slope is None else slope, out, x, weight, real, statistics, sums, dx, dweight, dbias, *sizes,
+            shape.parts, shape.share, MASKED=real is not None, RELU=relu and slope is None, **shape.tile,
+            **shape.adding,
+        )  # fmt: skip
+        return dx, dweight, dbias, slope, None, None, None, None, None
+
+
+def normalise(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    shortcut: Tensor | None,
+    relu: bool,
+    running: tuple[Tensor, Tensor],
+    eps: float,
+) -> Tensor:
+    """relu(BatchNorm(x) + shortcut) by running statistics; without gradients."""
+    x, shortcut = _channels_last(x), None if shortcut is None else _channels_last(shortcut)
+    shape = Shape(x, len(weight), triton.cdiv(x.numel(), 2**16))
+    out = torch.empty_like(x)
+    _normalise[shape.grid](
+        x, shortcut, weight, bias, None, None, *running, None, None, out, shape.pixels, shape.area, shape.batch,
+        shape.features, shape.channels, 1, shape.share, eps, 0.0, TRAINING=False, MASKED=False,
+        SHORTCUT=shortcut is not None, RELU=relu, PARTS=1, BATCH=1, **shape.tile,
+    )  # fmt: skip
+    return out
+
+
+def _channels_last(tensor: Tensor) -> Tensor:
+    return tensor.contiguous(memory_format=torch.channels_last)

@@ -1,0 +1,119 @@
+"""Triton's convolutions and normalisations equal torch's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedsat.engine.network import Aside
+from fedsat.engine.norms import FoldedBatchNorm
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def distance(ours: Tensor, wanted: Tensor) -> float:
+    """Relative to the length of what is wanted."""
+    gap = (ours.detach().double() - wanted.detach().double()).norm()
+    return float(gap / wanted.detach().double().norm().clamp(min=1e-9))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "kernel", "stride", "padding", "side"),
+    [(1, 6, 5, 1, 2, 9), (3, 20, 3, 1, 1, 9), (64, 64, 3, 1, 1, 8), (16, 130, 3, 2, 1, 11), (20, 17, 1, 2, 0, 7)],
+)
+@pytest.mark.parametrize("clients", [1, 5])
+@pytest.mark.parametrize("order", [torch.channels_last, torch.contiguous_format], ids=str)
+@pytest.mark.parametrize(("kind", "tolerance"), [(torch.bfloat16, 1e-2), (torch.float32, 1e-6)], ids=str)
+def test_convolutions_equal_torch(
+    kind: torch.dtype,
+    tolerance: float,
+    order: torch.memory_format,
+    clients: int,
+    inputs: int,
+    outputs: int,
+    kernel: int,
+    stride: int,
+    padding: int,
+    side: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from fedsat.engine.triton_conv import StackedConvolution  # noqa: PLC0415 (needs Triton)
+
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    draw = torch.Generator("cuda").manual_seed(0)
+    options = {"device": "cuda", "generator": draw}
+    x = torch.randn(4, clients * inputs, side, side, **options).to(kind).requires_grad_()
+    weight = (0.1 * torch.randn(clients, outputs, inputs, kernel, kernel, **options)).requires_grad_()
+    ours = StackedConvolution.apply(x, weight, stride, padding, kind, order)
+    assert ours.is_contiguous(memory_format=order)
+    exact = (x.double(), weight.to(kind).double())
+    wanted = torch.nn.functional.conv2d(exact[0], exact[1].flatten(0, 1), None, stride, padding, 1, clients)
+    pull = torch.randn(wanted.shape, **options).to(kind)
+    left = (ours, *torch.autograd.grad(ours, (x, weight), pull))
+    right = (wanted, *torch.autograd.grad(wanted, (x, weight), pull.double()))
+    assert max(map(distance, left, right)) < tolerance
+
+
+def written_out(weight: Tensor, bias: Tensor, running: tuple[Tensor, Tensor, Tensor], real: Tensor | None) -> nn.Module:
+    """The layer as torch computes it, in float64, where our kernels do not come in."""
+    layer = nn.BatchNorm2d(weight.shape[1], device="cuda", dtype=torch.float64)
+    layer.__class__ = FoldedBatchNorm  # type: ignore[assignment]
+    layer.aside = Aside(real=real)  # type: ignore[assignment]
+    layer.weight, layer.bias = nn.Parameter(weight.detach().double()), nn.Parameter(bias.detach().double())
+    layer.running_mean, layer.running_var = running[0].double(), running[1].double()
+    layer.num_batches_tracked = running[2].clone()
+    return layer
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("added", [False, True])
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize(
+    ("clients", "features", "batch", "side"), [(3, 20, 5, 6), (2, 64, 16, 32), (1, 130, 4, 3), (2, 16, 3, 1)]
+)
+@pytest.mark.parametrize(("kind", "tolerance"), [(torch.bfloat16, 1e-2), (torch.float32, 1e-5)], ids=str)
+def test_norms_equal_torch(
+    kind: torch.dtype,
+    tolerance: float,
+    clients: int,
+    features: int,
+    batch: int,
+    side: int,
+    relu: bool,
+    added: bool,
+    masked: bool,
+) -> None:
+    from fedsat.engine.triton_norm import StackedNorm, normalise  # noqa: PLC0415 (needs Triton)
+
+    draw = torch.Generator("cuda").manual_seed(0)
+    options = {"device": "cuda", "generator": draw}
+    shape = (batch, clients * features, side, side)
+    x = (2 * torch.randn(shape, **options) + 3).to(kind).requires_grad_()
+    shortcut = torch.randn(shape, **options).to(kind).requires_grad_() if added else None
+    weight, bias = (torch.randn(clients, features, **options).requires_grad_() for _ in range(2))
+    counts = torch.tensor([max(1, batch - 2 * client) for client in range(clients)], device="cuda")
+    real = torch.arange(batch, device="cuda") < counts[:, None] if masked else None
+    running = (
+        torch.randn(clients, features, **options),
+        torch.rand(clients, features, **options) + 0.5,
+        torch.zeros(clients, dtype=torch.int64, device="cuda"),
+    )
+    layer = written_out(weight, bias, running, real)
+    exact = [None if tensor is None else tensor.detach().double().requires_grad_() for tensor in (x, shortcut)]
+    ours = StackedNorm.apply(x, weight, bias, shortcut, relu, real, running, 0.1, 1e-5)
+    wanted = layer(*exact, relu)
+    pull = torch.randn(shape, **options).to(kind)
+    if real is not None:  # nothing comes back from padding
+        pull = pull * real.t().repeat_interleave(features, 1)[..., None, None]
+    inputs = [tensor for tensor in (x, weight, bias, shortcut) if tensor is not None]
+    leaves = [tensor for tensor in (exact[0], layer.weight, layer.bias, exact[1]) if tensor is not None]
+    left = (ours, *torch.autograd.grad(ours, inputs, pull), *running[:2])
+    right = (wanted, *torch.autograd.grad(wanted, leaves, pull.double()), layer.running_mean, layer.running_var)
+    assert max(map(distance, left, right)) < tolerance
+    assert torch.equal(running[2], layer.num_batches_tracked)
+    with torch.no_grad():
+        assert (
+            distance(normalise(x, weight, bias, shortcut, relu, running[:2], 1e-5), layer.eval()(*exact, relu))
+            < tolerance
+        )
