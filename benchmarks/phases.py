@@ -2,7 +2,8 @@
 
     python benchmarks/phases.py W3 fedavg fedsat --precision bf16 --kernels 20
 
-Medians of some rounds of the stacked engine, after three that do not count.
+Medians of some rounds of the stacked engine, after three that do not count. Where clients differ in size, so do rounds:
+the time of training is also given for a sample, over all these rounds.
 """
 
 from __future__ import annotations
@@ -22,12 +23,15 @@ from fedsat.engine import Calls, Engine, Federated, clocked, make_engine, play_r
 from fedsat.models import build_model
 
 
-def timed_round(engine: Engine, training: Federated, calls: Calls) -> dict[str, float]:
-    """One more round and a test; seconds by phase."""
-    seconds = play_round(engine, training, calls).seconds
-    with clocked(seconds, "evaluate", engine.device):
+def timed_round(
+    engine: Engine, training: Federated, calls: Calls, federation: Federation
+) -> tuple[dict[str, float], int]:
+    """One more round and a test: seconds by phase, and how many samples the clients trained on, epoch by epoch."""
+    played = play_round(engine, training, calls)
+    with clocked(played.seconds, "evaluate", engine.device):
         engine.assess([training.server.model], "expected")
-    return seconds
+    held = sum(len(federation.indices(client)) for client in played.clients.tolist())
+    return played.seconds, held * TRAINING.epochs
 
 
 def kernels(engine: Engine, training: Federated, calls: Calls, most: int) -> list[str]:
@@ -63,10 +67,16 @@ def main() -> None:
             "stacked", module, federation, algorithms.build(method), TRAINING, device, asked.precision
         )
         training = start(engine)
-        rounds = [timed_round(engine, training, calls) for _ in range(3 + asked.rounds)][3:]
-        phases = {name: 1e3 * float(np.median([seconds[name] for seconds in rounds])) for name in rounds[0]}
+        rounds = [timed_round(engine, training, calls, federation) for _ in range(3 + asked.rounds)][3:]
+        phases = {name: 1e3 * float(np.median([seconds[name] for seconds, _ in rounds])) for name in rounds[0][0]}
+        a_sample = 1e6 * sum(seconds["train"] for seconds, _ in rounds) / sum(samples for _, samples in rounds)
         print(f"{asked.workload} {method} {asked.precision} on {device.type}, ms:", end=" ")
-        print(", ".join(f"{name} {spent:.1f}" for name, spent in phases.items()), f"sum {sum(phases.values()):.1f}")
+        print(
+            ", ".join(f"{name} {spent:.1f}" for name, spent in phases.items()),
+            f"sum {sum(phases.values()):.1f}",
+            end="",
+        )
+        print(f"; training takes {a_sample:.1f} µs a sample")
         if asked.kernels and device.type == "cuda":
             print("\n".join(kernels(engine, training, calls, asked.kernels)))
 
