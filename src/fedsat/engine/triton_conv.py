@@ -155,7 +155,7 @@ def _gather_product(
     tl.store(target, total.to(out.dtype.element_ty), mask=(place < pixels)[:, None] & (column < outputs)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["split"])  # it changes with the number of clients
 def _weight_product(
     image,
     slope,
@@ -176,6 +176,7 @@ def _weight_product(
     slope_row,
     slope_column,
     share,
+    split,
     KERNEL: tl.constexpr,
     STRIDE: tl.constexpr,
     PAD: tl.constexpr,
@@ -185,7 +186,6 @@ def _weight_product(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
-    SPLIT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """out[part, s, kh, kw, c, o] = Σ_p image[pixel of p under (kh, kw), s·C + c] · slope[p, s·O + o].
@@ -193,7 +193,7 @@ def _weight_product(
     Each part sums over its own share of the pixels: parts are added up afterwards, always in the same order. A
     program has some channels of one tap; where channels are few (NARROW), some pairs of tap and channel.
     """
-    clients = tl.num_programs(2) // SPLIT
+    clients = tl.num_programs(2) // split
     client = tl.program_id(2) % clients
     part = tl.program_id(2) // clients
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -337,7 +337,7 @@ def weight_product(image: Tensor, slope: Tensor, shape: torch.Size, stride: int,
     grid = (blocks, triton.cdiv(outputs, tile.columns), clients * split)
     _weight_product[grid](
         image, slope, parts, pixels, *image.shape[2:], *slope.shape[2:], inputs, outputs, *image.stride(),
-        *slope.stride(), share, KERNEL=kernel, STRIDE=stride, PAD=padding, NARROW=narrow,
-        PLANES=image.stride(1) != 1, EVEN=_even(slope), SPLIT=split, PRECISION=precision(), **tile.options,
+        *slope.stride(), share, split, KERNEL=kernel, STRIDE=stride, PAD=padding, NARROW=narrow,
+        PLANES=image.stride(1) != 1, EVEN=_even(slope), PRECISION=precision(), **tile.options,
     )  # fmt: skip
     return parts[0] if split == 1 else parts.sum(0)

@@ -24,7 +24,8 @@ TILE = 4096
 WARPS = 8
 
 MOST_PARTS = 64
-"""Every program of a second kernel adds up all parts of its channels."""
+"""Every program of a second kernel adds up all parts of its channels, in room for so many, whatever the number of
+clients: a kernel is then compiled once for all."""
 
 
 @triton.jit
@@ -277,7 +278,7 @@ class Shape:
         self.parts = triton.cdiv(self.pixels, self.share)
         self.grid = (self.parts, triton.cdiv(self.features, self.columns), clients)
         self.tile = {"ROWS": self.rows, "COLUMNS": self.columns, "num_warps": WARPS}
-        self.adding = {"PARTS": triton.next_power_of_2(self.parts), "BATCH": triton.next_power_of_2(self.batch)}
+        self.adding = {"PARTS": MOST_PARTS, "BATCH": triton.next_power_of_2(self.batch)}
 
     def sums(self, like: Tensor) -> Tensor:
         """Room for two sums of each channel, part by part."""
