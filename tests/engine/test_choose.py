@@ -14,9 +14,13 @@ from fedsat.algorithms import FedAvg, FedSat
 from fedsat.data import Federation
 from fedsat.engine import Calls, LocalTraining, SequentialEngine, StackedEngine, play_round, start
 from fedsat.engine import make_engine as choose_engine
+from fedsat.engine.examples import Examples
 from fedsat.engine.fold import FoldedNetwork
 from fedsat.engine.graphs import hand_over
+from fedsat.engine.network import ModuleNetwork
 from fedsat.engine.vmapped import VmapNetwork
+from fedsat.models import build_model
+from fedsat.tree import expand
 
 
 class Scaled(nn.Module):
@@ -135,6 +139,19 @@ def test_bf16_stays_near_float32() -> None:
     losses = [run.metrics[-1]["test_loss"] for run in runs]
     assert losses[0] != losses[1]
     assert losses[0] == pytest.approx(losses[1], rel=0.02)
+
+
+@pytest.mark.parametrize("model", ["mlp", "lenet5"])
+def test_bf16_changes_few_predictions(model: str) -> None:
+    run = fedsat.run(model=model, clients=20, per_round=5, rounds=4, epochs=1, lr=0.05, algorithm=FedAvg())
+    dataset, trained = run.setup.engine.federation.dataset, run.training.server.model
+    module = build_model(model, dataset.input_shape, dataset.classes, 0)
+    x = Examples(dataset.test, dataset, torch.device("cpu"), torch.float32).inputs(torch.arange(1000))[None]
+    weights = expand(trained.params, 1), expand(trained.buffers, 1)
+    with torch.no_grad():
+        exact, half = (ModuleNetwork(module, False, half)(*weights, x).logits for half in (False, True))
+    assert not torch.equal(exact, half)
+    assert int((exact.argmax(-1) != half.argmax(-1)).sum()) <= 10  # the 1 % of docs/engine.md
 
 
 class Viewing(nn.Module):

@@ -51,6 +51,8 @@ def section(study: Study, scale: str, results: Sequence[Result]) -> str:
     entries = compare(study, results)
     lines = [f"## {study.name}, {scale}: {study.title}", ""]
     lines += [f"- {line}" for line in verdict_lines(study, entries)]
+    if scale == "short" and any(entry.printed is not None for entry in entries):
+        lines += ["- rounds are fewer than the paper's, whose numbers are higher for that alone"]
     for where in dict.fromkeys(entry.where for entry in entries):
         lines += ["", f"### {where or study.title}", "", *_table([entry for entry in entries if entry.where == where])]
     absent = missing(study, results)
@@ -68,7 +70,7 @@ def _table(entries: Sequence[Entry]) -> list[str]:
         printed = "–" if entry.printed is None else f"{entry.printed:.2f}"
         difference = "–" if entry.difference is None else f"{entry.difference:+.2f}"
         values = [spread(entry.best), difference, spread(entry.last_ten), spread(entry.last)]
-        name = f"{entry.contender} {entry.item}".strip().replace("_", " ")
+        name = f"{entry.contender} {entry.item.replace('_', ' ')}".strip()
         lines.append(f"| {name} | {printed} | {' | '.join(values)} | {len(entry.last_ten)} |")
     return lines
 
