@@ -147,8 +147,9 @@ def test_quick_tanh_is_tanh(dtype: torch.dtype) -> None:
     torch.testing.assert_close(*slopes, rtol=0, atol=4 * near)
 
 
-def test_workers_evaluate_side_by_side_as_one_after_another() -> None:
-    # 20 models, more than go side by side; unequal nodes, so that models end at different batches.
+def test_workers_evaluate_side_by_side_as_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    # 20 models, 16 of them side by side by two samples each; unequal nodes, so that models end at different batches.
+    monkeypatch.setattr("fedsat.engine.evaluate.SAMPLES", 2)
     options: dict[str, Any] = {"dataset": image_dataset(), "model": "lenet5", "clients": 20}
     engine = make_engine(FedAvg(), engine=stacked, partition={"name": "quantity", "beta": 0.3}, **options)
     trained = engine.train(start(engine).server, np.arange(20), {}, 1)

@@ -16,7 +16,10 @@ from fedsat.metrics import Evaluation
 from fedsat.tree import expand, tree_map, write
 
 TOGETHER = 16
-"""Models evaluated side by side on a CPU."""
+"""Models evaluated side by side on a CPU, at most."""
+
+SAMPLES = 64
+"""Samples of each of these models at a time, at least: fewer leave matrix products thin."""
 
 
 @dataclass(frozen=True)
@@ -71,17 +74,20 @@ class Counter:
     def count_each(self, model: Model, samples: Sequence[Tensor], owners: Sequence[Tensor], groups: int) -> Tensor:
         """Stacked models, each on samples of its own, some models at a time: confusion matrices [C, groups, m, m].
 
-        On a CPU this is faster than one model after another, whose layers may have few channels. Models go by their
-        number of samples, so that those with samples left are always the first.
+        On a CPU this is faster than one model after another, whose layers may have few channels. All models together
+        take no more than `batch` samples at a time: what goes beyond a CPU's caches also goes beyond what the C library
+        keeps, and every layer's output is then memory fresh from the system. Models go by their number of samples, so
+        that those with samples left are always the first.
         """
         counts = torch.zeros(len(samples), groups, self.classes, self.classes, dtype=torch.int64)
         order = sorted(range(len(samples)), key=lambda k: -len(samples[k]))
-        for start in range(0, len(order), TOGETHER):
-            chunk = order[start : start + TOGETHER]
+        together = max(1, min(TOGETHER, self.batch // SAMPLES))
+        for start in range(0, len(order), together):
+            chunk = order[start : start + together]
             models = _some(model, chunk)
             indices = pad_sequence([samples[k] for k in chunk])
             groups_of = pad_sequence([owners[k] for k in chunk], padding_value=-1)
-            size = max(64, self.batch // len(chunk))
+            size = self.batch // len(chunk)
             for first in range(0, len(indices), size):
                 still = [k for k in chunk if len(samples[k]) > first]
                 part, owner = (table[first : first + size, : len(still)] for table in (indices, groups_of))

@@ -1,0 +1,135 @@
+"""What a CPU would gain by steps recorded as a graph of plain operations, and by compiling that graph.
+
+    OMP_NUM_THREADS=1 python benchmarks/recorded.py W2 fedavg --compiled
+
+Rounds of the stacked engine as it is, with steps recorded by `make_fx`, and with these compiled by inductor (it needs a
+C++ compiler) take turns in one process. Shown are the least and the median CPU seconds of a round, which other
+programs on the machine disturb less than the clock on the wall. Recording and compiling happen in a first round that
+does not count. The engine itself does not record: docs/engine.md says why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from engines import WORKLOADS, OurEngine, dataset
+from local import CLIENTS
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from fedsat.algorithms import Model
+from fedsat.data import Federation
+from fedsat.engine.lanes import Stretch
+from fedsat.engine.steps import EagerSteps, Lanes, Plan, advance, stepping_task
+from fedsat.tree import State
+
+aten: Any = torch.ops.aten
+
+
+def flat(trees: State) -> list[Tensor]:
+    """All tensors, in order."""
+    return [tensor for tree in trees.values() for tensor in tree.values()]
+
+
+def filled(like: State, tensors: list[Tensor]) -> State:
+    """The inverse of `flat`."""
+    each = iter(tensors)
+    return {name: {key: next(each) for key in tree} for name, tree in like.items()}
+
+
+class RecordedSteps(EagerSteps):
+    """Takes steps by playing back a recording, one for each width and for full or padded batches."""
+
+    recordings: dict[tuple[int, bool], Callable[..., list[Tensor]]]
+    compiled = False
+
+    def play(self, stretch: Stretch) -> Lanes:
+        """As the eager steps, without augmentation."""
+        assert self._lanes is not None
+        plan, width = self._plan, stretch.width
+        lanes = self._lanes.take(slice(0, width))
+        given = {"params": plan.start.params, "buffers": plan.start.buffers, **plan.received}
+        for step in range(stretch.begin, stretch.end):
+            kind = width, bool(plan.partial[step, :width].any())
+            trees, rows = lanes.trees(), plan.table[step, :width]
+            if kind not in self.recordings:
+                self.recordings[kind] = self._record(trees, given, rows, kind[1])
+            with torch.no_grad():
+                lanes = Lanes.of(filled(trees, self.recordings[kind](flat(trees), flat(given), rows)))
+        self._lanes = lanes
+        return lanes
+
+    def _record(self, trees: State, given: State, rows: Tensor, padded: bool) -> Callable[..., list[Tensor]]:
+        def one_step(changing: list[Tensor], constant: list[Tensor], batch_rows: Tensor) -> list[Tensor]:
+            received, lanes = filled(given, constant), Lanes.of(filled(trees, changing))
+            start = Model(received.pop("params"), received.pop("buffers"))
+            plan = Plan(start, received, self._plan.table, None, self._plan.partial)
+            task = stepping_task(self._engine, self._network, plan, lanes)
+            advance(self._engine, self._network, task, lanes, self._engine.batch(batch_rows), padded)
+            return flat(lanes.trees())
+
+        copies = [tensor.clone() for tensor in flat(trees)]  # recording takes the step
+        recording = make_fx(one_step)(copies, flat(given), rows)
+        for node in list(recording.graph.nodes):
+            if node.target is aten.detach.default:  # the identity, where no gradients are tracked
+                node.replace_all_uses_with(node.args[0])
+                recording.graph.erase_node(node)
+            if self.compiled and node.target is aten.view.default:  # inductor lays some tensors out otherwise
+                node.target = aten.reshape.default
+        recording.recompile()
+        return torch.compile(recording, fullgraph=True, dynamic=False) if self.compiled else recording
+
+
+class CompiledSteps(RecordedSteps):
+    """The same, compiled."""
+
+    compiled = True
+
+
+def contender(workload: str, method: str, steps: type[EagerSteps]) -> OurEngine:
+    """The stacked engine with another way to take steps."""
+    load = WORKLOADS[workload]
+    federation = Federation.build(dataset(load), load.partition, CLIENTS, 0)
+    ours = OurEngine("stacked", load, federation, method, torch.device("cpu"), "float32", torch.get_num_threads())
+    if issubclass(steps, RecordedSteps):
+        steps.recordings = {}
+    engine: Any = ours._engine
+    engine.steps = lambda plan: steps(engine, engine.stacked, plan)
+    return ours
+
+
+def main() -> None:
+    """Measure and show."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("workload", choices=list(WORKLOADS))
+    parser.add_argument("method", nargs="?", default="fedavg")
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--compiled", action="store_true")
+    asked = parser.parse_args()
+    kinds: dict[str, type[EagerSteps]] = {"as it is": EagerSteps, "recorded": RecordedSteps}
+    if asked.compiled:
+        kinds["compiled"] = CompiledSteps
+    players = {name: contender(asked.workload, asked.method, steps) for name, steps in kinds.items()}
+    times: dict[str, list[float]] = {name: [] for name in players}
+    for turn in range(asked.rounds + 1):
+        for name, player in players.items():
+            began = time.process_time()
+            clock = player.play()
+            if turn:
+                times[name].append(time.process_time() - began)
+            else:
+                print(f"first round {name}: {clock:.1f} s", flush=True)
+    for name, player in players.items():
+        print(
+            f"{asked.workload} {asked.method} {name}: CPU seconds a round, least {min(times[name]):.3f}, "
+            f"median {np.median(times[name]):.3f}; test loss {player.test_loss():.6f}"
+        )
+
+
+if __name__ == "__main__":
+    main()
