@@ -3,7 +3,7 @@
     python benchmarks/tiles.py --clients 15 3
 
 Needs a CUDA GPU. Tiles are compiled first, several at a time, then timed one after another. For each kernel and shape
-the present choice is printed first, then the fastest ones.
+the present choice is printed first, then the fastest ones; "norm back" is forward and back together.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Case:
         if self.kernel in ("norm", "norm back"):
             return [None, *itertools.product((2048, 4096, 8192, 16384), (4, 8, 16), (528, 1056))]
         inputs, outputs = self.shape[:2]
-        reach = {"back": (inputs, outputs), "weights": (outputs, inputs)}.get(self.kernel, (outputs, inputs))
+        reach = (inputs, outputs) if self.kernel == "back" else (outputs, inputs)
         return [None, *(tile for tile in TILES if self._suits(tile, *reach))]
 
     def _suits(self, tile: Tile, columns: int, depth: int) -> bool:

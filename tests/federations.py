@@ -71,4 +71,5 @@ def stacked(
 def furthest(left: Tree, right: Tree) -> float:
     """The largest difference between two trees."""
     assert left.keys() == right.keys()
-    return max((float((left[name] - right[name]).abs().max()) for name in left), default=0.0)
+    gaps = [(left[name] - right[name]).abs().max().double().cpu() for name in left]
+    return float(torch.stack(gaps).max()) if gaps else 0.0  # torch's maximum hands on what is not a number

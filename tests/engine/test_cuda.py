@@ -8,13 +8,23 @@ import numpy as np
 import pytest
 import torch
 from test_stacked import CALLS, image_dataset, play
+from torch import Tensor, nn
 
 from federations import furthest
 from fedsat.algorithms import Model, algorithms, combinations
 from fedsat.data import Federation
-from fedsat.engine import Adversity, LocalTraining, SequentialEngine, StackedEngine, attacks, play_round, start
+from fedsat.engine import (
+    Adversity,
+    LocalTraining,
+    SequentialEngine,
+    StackedEngine,
+    attacks,
+    make_engine,
+    play_round,
+    start,
+)
 from fedsat.engine.fold import FoldedNetwork
-from fedsat.models import build_model
+from fedsat.models import BatchNormRelu, build_model
 from fedsat.tree import expand
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -62,6 +72,30 @@ def test_our_kernels_train_what_the_sequential_engine_trains(algorithm: str, mon
     many, _ = play(engine("stacked", algorithm, model, kind=torch.float32), 1)
     assert furthest(one.server.model.params, many.server.model.params) < 1e-4
     assert furthest(one.server.model.buffers, many.server.model.buffers) < 1e-4
+
+
+class Viewing(nn.Module):
+    """Calls `view` on what its norm hands on, which then has to lie as usual."""
+
+    def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(input_shape[0], 4, 3), BatchNormRelu(4), nn.MaxPool2d(2))
+        self.layer = nn.Linear(4 * ((input_shape[1] - 2) // 2) ** 2, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.features(x)
+        logits: Tensor = self.layer(x.view(x.size(0), -1))
+        return logits
+
+
+def test_a_module_may_view_images() -> None:
+    dataset = image_dataset()
+    federation = Federation.build(dataset, {"name": "lqsmc", "classes_per_client": 2}, 9, 3)
+    module, method = Viewing(dataset.input_shape, dataset.classes), algorithms.build("fedsat")
+    training = LocalTraining(1, 5, 0.05, False, 3)
+    made, why = make_engine("stacked", module, federation, method, training, torch.device("cuda"), "bf16")
+    assert not why
+    play(made, 2)
 
 
 def test_running_out_of_memory_halves_the_lanes(monkeypatch: pytest.MonkeyPatch) -> None:

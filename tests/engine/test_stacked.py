@@ -15,7 +15,8 @@ from fedsat.data import Dataset, Split
 from fedsat.engine import Calls, Engine, Federated, PlayedRound, SequentialEngine, play_round, start
 from fedsat.engine.base import BaseEngine
 from fedsat.engine.fold import QuickTanh
-from fedsat.errors import TrainingError
+from fedsat.errors import TrainingError, UsageError
+from fedsat.models import BatchNormRelu
 
 CALLS = Calls(per_round=4, workers=3, seed=3)
 
@@ -135,6 +136,55 @@ class Rough(nn.Module):
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedprox", "fedlada"])
 def test_gradients_left_as_factors(algorithm: str) -> None:
     assert_equal(algorithm, lanes=3, model="test_stacked:Rough", partition="ls", clients=9, batch_size=4)
+
+
+class FrozenNorms(nn.Module):
+    """Keeps its norms in evaluation mode, as one does with a pretrained network."""
+
+    def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            nn.Conv2d(input_shape[0], 3, 3), nn.BatchNorm2d(3), nn.Conv2d(3, 4, 3), BatchNormRelu(4), nn.Flatten()
+        )
+        self.layer = nn.Linear(4 * (input_shape[1] - 4) * (input_shape[2] - 4), classes)
+
+    def train(self, mode: bool = True) -> FrozenNorms:
+        super().train(mode)
+        for layer in self.modules():
+            if isinstance(layer, nn.BatchNorm2d):
+                layer.eval()
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.layer(self.features(x))
+        return logits
+
+
+def test_frozen_norms_stay_frozen() -> None:
+    options: dict[str, Any] = {"model": "test_stacked:FrozenNorms", "dataset": image_dataset(), "epochs": 1}
+    assert_equal("fedavg", lanes=3, partition="ls", clients=9, **options)
+    trained, _ = play(make_engine(FedAvg(), engine=stacked, **options), 1)
+    assert trained.server.model.buffers["features.1.running_mean"].abs().max() == 0
+
+
+class Patches(nn.Module):
+    """Lays parts of its images into the batch, in front of a norm."""
+
+    def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(input_shape[0])
+        self.layer = nn.Linear(input_shape[0], classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        patches = self.norm(torch.cat(x.chunk(2, dim=2)))
+        logits: Tensor = self.layer(sum(patches.mean((2, 3)).chunk(2)))
+        return logits
+
+
+def test_a_norm_that_cannot_leave_padding_out_says_so() -> None:
+    options: dict[str, Any] = {"model": "test_stacked:Patches", "dataset": image_dataset(), "batch_size": 7}
+    with pytest.raises(UsageError, match=r"7 samples has become one of 14 .*--engine sequential"):
+        play(make_engine(FedAvg(), engine=stacked, **options), 1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

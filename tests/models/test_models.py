@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsat.errors import UsageError
-from fedsat.models import build_model
+from fedsat.models import BatchNormRelu, GroupNormRelu, build_model
 
 MNIST, CIFAR = (1, 28, 28), (3, 32, 32)
 
@@ -102,3 +102,12 @@ def test_a_users_module() -> None:
 def test_bad_models_are_refused(spec: Any, shape: tuple[int, ...], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         build_model(spec, shape, 10, 0)
+
+
+@pytest.mark.parametrize(
+    ("joined", "plain"), [(BatchNormRelu(4), nn.BatchNorm2d(4)), (GroupNormRelu(2, 4), nn.GroupNorm(2, 4))]
+)
+def test_norms_with_what_follows(joined: nn.Module, plain: nn.Module) -> None:
+    x, shortcut = torch.randn(2, 5, 4, 3, 3, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(joined(x), plain(x).relu())
+    assert torch.equal(joined(x, shortcut), (plain(x) + shortcut).relu())

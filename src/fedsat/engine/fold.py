@@ -20,10 +20,10 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from fedsat.algorithms import Outputs
-from fedsat.engine.join import join_norms
 from fedsat.engine.kernels import triton_module
 from fedsat.engine.network import Aside, Factors, last_layer_input
-from fedsat.engine.norms import FoldedBatchNorm, FoldedGroupNorm
+from fedsat.engine.norms import FoldedBatchNorm, FoldedBatchNormRelu, FoldedGroupNorm, FoldedGroupNormRelu
+from fedsat.models.norms import BatchNormRelu, GroupNormRelu
 from fedsat.tree import Tree
 
 
@@ -133,6 +133,8 @@ FOLDED: dict[type[nn.Module], type[nn.Module]] = {
     nn.GroupNorm: FoldedGroupNorm,
     nn.BatchNorm1d: FoldedBatchNorm,
     nn.BatchNorm2d: FoldedBatchNorm,
+    BatchNormRelu: FoldedBatchNormRelu,
+    GroupNormRelu: FoldedGroupNormRelu,
 }
 
 
@@ -141,7 +143,7 @@ def fold(module: nn.Module, aside: Aside, order: torch.memory_format, *, trainin
 
     `order` is that in which convolutions lay images in memory.
     """
-    module = join_norms(copy.deepcopy(module).train(training))
+    module = copy.deepcopy(module).train(training)
     for name, layer in module.named_modules():
         owns = [*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False)]
         if type(layer) is nn.Tanh:
@@ -156,7 +158,7 @@ def fold(module: nn.Module, aside: Aside, order: torch.memory_format, *, trainin
             raise CannotFoldError(f"{name} is a BatchNorm with a cumulative average")
         if isinstance(layer, FoldedBatchNorm | FoldedLinear):
             layer.aside = aside
-        if isinstance(layer, FoldedConv2d):
+        if isinstance(layer, FoldedBatchNorm | FoldedConv2d):
             layer.order = order
     return module
 

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from fedsat.algorithms import Model, Outputs
 from fedsat.errors import UsageError
+from fedsat.models.norms import BatchNormRelu
 from fedsat.tree import Tree
 
 
@@ -48,7 +49,7 @@ class ModuleNetwork:
     """
 
     def __init__(self, module: nn.Module, features: bool, half: bool = False) -> None:
-        self._training = _careful(module).train()
+        self._training = _careful(copy.deepcopy(module).train())
         self._evaluating = copy.deepcopy(module).eval()
         self._features, self._half = features, half
 
@@ -86,11 +87,22 @@ class CarefulBatchNorm(nn.modules.batchnorm._BatchNorm):
         return super().forward(input)
 
 
+class CarefulBatchNormRelu(BatchNormRelu, CarefulBatchNorm):
+    """The same with what follows on it."""
+
+
+CAREFUL: dict[type[nn.Module], type[nn.Module]] = {
+    nn.BatchNorm1d: CarefulBatchNorm,
+    nn.BatchNorm2d: CarefulBatchNorm,
+    nn.BatchNorm3d: CarefulBatchNorm,
+    BatchNormRelu: CarefulBatchNormRelu,
+}
+
+
 def _careful(module: nn.Module) -> nn.Module:
-    module = copy.deepcopy(module)
+    """The module with careful norms; a user's own kinds of BatchNorm stay what they are."""
     for layer in module.modules():
-        if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
-            layer.__class__ = CarefulBatchNorm  # type: ignore[assignment]
+        layer.__class__ = CAREFUL.get(type(layer), type(layer))
     return module
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +10,8 @@ from torch.nn import functional
 
 from fedsat.engine.kernels import triton_module
 from fedsat.engine.network import Aside
+from fedsat.errors import UsageError
+from fedsat.models.norms import GroupNormRelu, rectified
 
 
 class FoldedGroupNorm(nn.GroupNorm):
@@ -22,41 +24,52 @@ class FoldedGroupNorm(nn.GroupNorm):
         return functional.group_norm(input, clients * self.num_groups, weight, bias, self.eps)
 
 
+class FoldedGroupNormRelu(GroupNormRelu, FoldedGroupNorm):
+    """The same with what follows on it."""
+
+
 class FoldedBatchNorm(nn.modules.batchnorm._BatchNorm):
     """BatchNorm with S times the channels, whose statistics leave padding out."""
 
     aside: Aside
+    order: torch.memory_format
+    """In which images lie in memory behind this layer."""
 
     def _check_input_dim(self, input: Tensor) -> None:
         del input
 
-    def forward(self, input: Tensor, shortcut: Tensor | None = None, relu: bool = False) -> Tensor:
-        """relu(norm(input) + shortcut), as `join_norms` asks for it; on a GPU by kernels of our own."""
-        kernels = triton_module("triton_norm") if input.is_cuda else None
-        if kernels is not None and (fused := self._fused(kernels, input, shortcut, relu)) is not None:
-            return fused
-        out = self._normalised(input)
-        if shortcut is not None:
-            out = out + shortcut
-        return functional.relu(out) if relu else out
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalise each channel of each client."""
+        fused = self._fused(input, None, relu=False)
+        return self._normalised(input) if fused is None else fused
 
-    def _fused(self, kernels: Any, x: Tensor, shortcut: Tensor | None, relu: bool) -> Tensor | None:
-        """All of it in one go, or None where the kernels do not know the case."""
+    def _fused(self, x: Tensor, shortcut: Tensor | None, *, relu: bool) -> Tensor | None:
+        """relu(norm(x) + shortcut) by kernels of our own; None where they do not come in."""
+        kernels = triton_module("triton_norm") if x.is_cuda and self.order == torch.channels_last else None
         owned = (self.weight, self.bias, self.running_mean, self.running_var, self.num_batches_tracked)
-        if x.dim() != 4 or x.dtype not in {torch.bfloat16, torch.float32} or x.numel() >= 2**31:
+        if kernels is None or x.dim() != 4 or x.dtype not in {torch.bfloat16, torch.float32}:
             return None
-        if any(tensor is None or not tensor.is_contiguous() for tensor in owned):
+        if not 0 < x.numel() < 2**31 or any(tensor is None or not tensor.is_contiguous() for tensor in owned):
             return None
         if shortcut is not None and (shortcut.shape, shortcut.dtype) != (x.shape, x.dtype):
             return None
         weight, bias, *running = owned
         if self.training:
-            real = None if self.aside.real is None else self.aside.real.contiguous()
+            real = None if self.aside.real is None else self._mask(self.aside.real, x).contiguous()
             moving = tuple(running), self.momentum or 0.0, self.eps
             return cast("Tensor", kernels.StackedNorm.apply(x, weight, bias, shortcut, relu, real, *moving))
         if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, shortcut, weight, bias)):
             return None
         return cast("Tensor", kernels.normalise(x, weight, bias, shortcut, relu, tuple(running[:2]), self.eps))
+
+    def _mask(self, real: Tensor, x: Tensor) -> Tensor:
+        """The mask of padding, if it fits what came here."""
+        if real.shape[1] != len(x):
+            raise UsageError(
+                f"a batch of {real.shape[1]} samples has become one of {len(x)} before a BatchNorm, which then cannot "
+                "leave padding out; use --engine sequential"
+            )
+        return real
 
     def _normalised(self, input: Tensor) -> Tensor:
         """As torch's; a single value per channel is normalised by running statistics, as in `CarefulBatchNorm`."""
@@ -66,7 +79,7 @@ class FoldedBatchNorm(nn.modules.batchnorm._BatchNorm):
             mean, var = self._running()
             return functional.batch_norm(input, mean, var, weight, bias, False, 0.0, self.eps)
         if self.training and self.aside.real is not None:
-            return self._masked(input, self.aside.real, weight, bias)
+            return self._masked(input, self._mask(self.aside.real, input), weight, bias)
         if self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
         mean, var = self._running()
@@ -83,7 +96,7 @@ class FoldedBatchNorm(nn.modules.batchnorm._BatchNorm):
         exact = torch.promote_types(x.dtype, torch.float32)  # statistics in bf16 would be worthless
         shaped = x.reshape(batch, clients, self.num_features, -1).to(exact)
         mask = real.t().to(exact).view(batch, clients, 1, 1)
-        count = mask.sum((0, 3), keepdim=True) * shaped.shape[3]
+        count = (mask.sum((0, 3), keepdim=True) * shaped.shape[3]).clamp(min=1)
         mean = (shaped * mask).sum((0, 3), keepdim=True) / count
         var = ((shaped - mean).square() * mask).sum((0, 3), keepdim=True) / count
         running_mean, running_var = self.running_mean, self.running_var
@@ -103,3 +116,12 @@ class FoldedBatchNorm(nn.modules.batchnorm._BatchNorm):
         if weight is not None and bias is not None:
             out = out * weight.view(1, clients, -1, 1) + bias.view(1, clients, -1, 1)
         return out.reshape(x.shape).to(x.dtype)
+
+
+class FoldedBatchNormRelu(FoldedBatchNorm):
+    """The same with what follows on it."""
+
+    def forward(self, input: Tensor, shortcut: Tensor | None = None) -> Tensor:
+        """relu(norm(input) + shortcut), on a GPU in one go."""
+        fused = self._fused(input, shortcut, relu=True)
+        return rectified(self._normalised(input), shortcut) if fused is None else fused

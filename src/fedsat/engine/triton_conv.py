@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 PROCESSORS = 132
 """Multiprocessors of a Hopper GPU: with fewer programs than this, smaller tiles or a split keep all of them busy."""
@@ -294,6 +295,7 @@ class StackedConvolution(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of the input and of the weights."""
         x, taps = ctx.saved_tensors

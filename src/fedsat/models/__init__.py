@@ -2,7 +2,18 @@
 
 from fedsat.models.lenet import LeNet5
 from fedsat.models.mlp import MLP
+from fedsat.models.norms import BatchNormRelu, GroupNormRelu
 from fedsat.models.registry import FROM_DATA, build_model, models
 from fedsat.models.resnet import ResNet8, ResNet18
 
-__all__ = ["FROM_DATA", "MLP", "LeNet5", "ResNet8", "ResNet18", "build_model", "models"]
+__all__ = [
+    "FROM_DATA",
+    "MLP",
+    "BatchNormRelu",
+    "GroupNormRelu",
+    "LeNet5",
+    "ResNet8",
+    "ResNet18",
+    "build_model",
+    "models",
+]

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from torch import Tensor, nn
 
+from fedsat.models.norms import BatchNormRelu, GroupNormRelu
 from fedsat.models.registry import Projection, classifier, image_shape, models
 from fedsat.options import Option
 
@@ -15,11 +16,12 @@ Norm = Annotated[
 Width = Annotated[int, Option("channels of the first stage; each later stage doubles them", at_least=1)]
 
 
-def normalisation(kind: str, channels: int) -> nn.Module:
-    """BatchNorm, or GroupNorm with 16 channels a group where they divide."""
+def normalisation(kind: str, channels: int, *, relu: bool = True) -> nn.Module:
+    """BatchNorm, or GroupNorm with 16 channels a group where they divide; with or without a ReLU behind it."""
     if kind == "batch":
-        return nn.BatchNorm2d(channels)
-    return nn.GroupNorm(channels // 16 if channels % 16 == 0 else 1, channels)
+        return BatchNormRelu(channels) if relu else nn.BatchNorm2d(channels)
+    groups = channels // 16 if channels % 16 == 0 else 1
+    return GroupNormRelu(groups, channels) if relu else nn.GroupNorm(groups, channels)
 
 
 class ResidualBlock(nn.Module):
@@ -31,17 +33,15 @@ class ResidualBlock(nn.Module):
         self.norm1 = normalisation(norm, outputs)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
         self.norm2 = normalisation(norm, outputs)
-        self.relu = nn.ReLU()
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or inputs != outputs:
             self.shortcut = nn.Sequential(
-                nn.Conv2d(inputs, outputs, 1, stride, bias=False), normalisation(norm, outputs)
+                nn.Conv2d(inputs, outputs, 1, stride, bias=False), normalisation(norm, outputs, relu=False)
             )
 
     def forward(self, x: Tensor) -> Tensor:
         """relu(shortcut(x) + f(x))."""
-        out = self.norm2(self.conv2(self.relu(self.norm1(self.conv1(x)))))
-        result: Tensor = self.relu(out + self.shortcut(x))
+        result: Tensor = self.norm2(self.conv2(self.norm1(self.conv1(x))), self.shortcut(x))
         return result
 
 
@@ -73,7 +73,7 @@ class ResNet(nn.Module):
 
 def small_stem(channels: int, width: int, norm: str) -> nn.Module:
     """One 3×3 convolution that keeps the image's size."""
-    return nn.Sequential(nn.Conv2d(channels, width, 3, padding=1, bias=False), normalisation(norm, width), nn.ReLU())
+    return nn.Sequential(nn.Conv2d(channels, width, 3, padding=1, bias=False), normalisation(norm, width))
 
 
 @models.register("resnet8")
@@ -115,7 +115,6 @@ class ResNet18(ResNet):
             first = nn.Sequential(
                 nn.Conv2d(channels, width, 7, stride=2, padding=3, bias=False),
                 normalisation(norm, width),
-                nn.ReLU(),
                 nn.MaxPool2d(3, stride=2, padding=1),
             )
         super().__init__(first, width, (2, 2, 2, 2), classes, norm, projection)
