@@ -16,6 +16,7 @@ import pytest
 
 import fedsat as package
 from fedsat.cli import main
+from fedsat.cli.paper import _choice
 from fedsat.version import __version__
 from runs import killed_after, results
 
@@ -168,6 +169,11 @@ def test_paper(capsys: pytest.CaptureFixture[str]) -> None:
     assert "90.10" in out
     assert "rank correlation with the paper" in out
     assert "nothing here can be compared with the paper" in out
+
+
+def test_variants_can_be_chosen() -> None:
+    chosen = _choice("variant=fedavg,fedsat gamma=1.0,dataset=mnist,cifar10")
+    assert chosen == {"variant": ["fedavg", "fedsat gamma=1.0"], "dataset": ["mnist", "cifar10"]}
 
 
 def test_lists(capsys: pytest.CaptureFixture[str]) -> None:

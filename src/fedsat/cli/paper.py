@@ -152,11 +152,12 @@ def write(
 
 
 def _choice(only: str | None) -> dict[str, list[str]]:
-    """The columns and values of `dataset=mnist,method=fedavg,fedsat`: a word without = is one more value."""
+    """The columns and values of `dataset=mnist,method=fedavg,fedsat`: a word without = is one more value, and so is a
+    variant such as `fedsat gamma=1.0`, since no column has a space in its name."""
     choice: dict[str, list[str]] = {}
     for word in (only or "").split(","):
         key, equals, value = word.partition("=")
-        if equals:
+        if equals and " " not in key.strip():
             choice.setdefault(key.strip(), []).append(value.strip())
         elif word.strip():
             if not choice:
