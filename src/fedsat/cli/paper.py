@@ -16,12 +16,13 @@ from rich.text import Text
 from fedsat.cli.batch import Job, carry_out, say
 from fedsat.cli.options import AtOnce, read_settings
 from fedsat.errors import UsageError, unknown
+from fedsat.experiment.config import Config
 from fedsat.experiment.record import speaking_of, write_whole
 from fedsat.experiment.store import ONLY_HOW, Shelf
 from fedsat.paper import SCALES, STUDIES, Study, find
 from fedsat.paper.document import spread, write_document
 from fedsat.paper.results import Result, add_results, read_results, results_file, results_of
-from fedsat.paper.studies import ROUNDS, cells, configure, select
+from fedsat.paper.studies import ROUNDS, Cell, cells, configure, select
 from fedsat.paper.variants import best_variants, tuned_text
 from fedsat.paper.verdict import Entry, compare, missing, verdict_lines
 
@@ -89,7 +90,7 @@ def run(
         for number in range(seed, seed + seeds)
         for cell in select(study, _choice(only), others)
     ]
-    jobs = [Job(_run_name(config.table(), config.method), config) for _, config in chosen]
+    jobs = [Job(_run_name(study, cell, config), config) for cell, config in chosen]
     shelf, path = Shelf(out), results_file(results or (out if scale == "smoke" else Path("results")), study, scale)
     try:
         outcome = carry_out(console, jobs, shelf, at_once)
@@ -166,13 +167,13 @@ def _choice(only: str | None) -> dict[str, list[str]]:
     return choice
 
 
-def _run_name(table: dict[str, object], method: str) -> str:
+def _run_name(study: Study, cell: Cell, config: Config) -> str:
     """A run's folder: readable, and unique enough; the configuration inside is what counts."""
+    table = config.table()
     part, model = table["partition"], table["model"]
-    assert isinstance(part, dict)
-    assert isinstance(model, dict)
-    count = part.get("classes_per_client", "")
-    return f"{table['dataset']}-{model['name']}-{part['name']}{count}-lr{table['lr']}-{method}-seed{table['seed']}"
+    who = cell.contender if study.contender in ("method", "variant") else f"{config.method}-{cell.contender}"
+    setting = f"{table['dataset']}-{model['name']}-{part['name']}{part.get('classes_per_client', '')}-lr{table['lr']}"
+    return f"{setting}-{who.replace(' ', '-')}-seed{table['seed']}"
 
 
 def _read(study: Study, scale: str | None, folder: Path) -> tuple[list[Result], str]:
