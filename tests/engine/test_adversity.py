@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -113,13 +114,12 @@ def test_both_engines_agree_in_adversity(method: str, attack: str) -> None:
 # Refused updates
 
 
-def trained(*params: float) -> TrainedRound:
-    """Clients with these models; their states are their numbers."""
+def trained(*params: float, steps: Sequence[int] | None = None) -> TrainedRound:
+    """Clients with these models, after so many steps (one each); their states are their numbers."""
     clients = len(params)
     states = [{"kept": scalar(float(client))} for client in range(clients)]
-    return TrainedRound(
-        make_updates(one(*params), [1] * clients, 0.1), states, new_meters(clients, torch.device("cpu"))
-    )
+    updates = make_updates(one(*params), list(steps or [1] * clients), 0.1)
+    return TrainedRound(updates, states, new_meters(clients, torch.device("cpu")))
 
 
 def test_what_is_not_finite_or_went_too_far_is_refused() -> None:
@@ -132,6 +132,12 @@ def test_what_is_not_finite_or_went_too_far_is_refused() -> None:
     assert refused == {3: "moved 2.67 times as far as the median", 5: "not finite"}
     assert refuse_updates(given, start_at, 2.7, 1)[1] == {5: "not finite"}
     assert refuse_updates(given, start_at, 0, 1)[1] == {5: "not finite"}
+
+
+def test_who_took_more_steps_may_go_further() -> None:
+    # Lengths 1, 1, 1, 30, 30 by 2, 2, 4, 40, 8 steps. Medians are 1 and 4: the last two may go 10 and 2 times as far.
+    given = trained(1, 1, 1, 30, 30, steps=[2, 2, 4, 40, 8])
+    assert refuse_updates(given, Model(scalar(0), {}), 10, 1)[1] == {4: "moved 15 times as far as the median"}
 
 
 def test_where_most_do_not_move_nobody_went_too_far() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedsat.algorithms import Model
 from fedsat.algorithms.base import movements
@@ -20,15 +21,14 @@ def refuse_updates(
 ) -> tuple[TrainedRound, Refused]:
     """The updates without those that are not finite or went too far, and who sent these.
 
-    Too far is more than `max_norm` times the median of the lengths ‖θ_k − Θ‖ of the round (0: never). If nothing at
-    all is finite, no round is left to play and the training stops.
+    Too far is a `stretch` of more than `max_norm` (0: never). If nothing at all is finite, no round is left to play and
+    the training stops.
     """
     whole = finite(trained)
     if not bool(whole.any()):
         raise diverged(trained, round_number)
-    lengths = norms(movements(start, trained.updates))
-    middle = torch.quantile(lengths[whole], 0.5)
-    far = whole & (lengths > max_norm * middle) & (middle > 0) if max_norm else torch.zeros_like(whole)
+    stretches = stretch(norms(movements(start, trained.updates)), trained.updates.steps, whole)
+    far = whole & (stretches > max_norm) if max_norm else torch.zeros_like(whole)
     if bool((whole & ~far).all()):
         return trained, {}
     refused: Refused = {}
@@ -36,8 +36,20 @@ def refuse_updates(
         if not whole[place]:
             refused[client] = "not finite"
         elif far[place]:
-            refused[client] = f"moved {float(lengths[place] / middle):.3g} times as far as the median"
+            refused[client] = f"moved {float(stretches[place]):.3g} times as far as the median"
     return trained.take(torch.nonzero(whole & ~far).flatten().tolist()), refused
+
+
+def stretch(lengths: Tensor, steps: Tensor, whole: Tensor) -> Tensor:
+    """How far updates of these lengths ‖θ_k − Θ‖ went, in medians of those that are `whole`, [K].
+
+    A client that took more steps than the median one may go as much further: where sizes are uneven, the largest
+    honest client would otherwise be the first to be refused. 0 where most did not move: there is no measure then.
+    """
+    taken = steps.to(lengths.dtype)
+    longer = (taken / torch.quantile(taken[whole], 0.5)).clamp(min=1)
+    middle = torch.quantile(lengths[whole], 0.5)
+    return torch.where(middle > 0, lengths / (middle * longer), 0.0)
 
 
 def refuse_reports(counts: ClassCounts) -> tuple[ClassCounts, Refused]:

@@ -44,7 +44,8 @@ class Config:
     )
     stragglers: Annotated[float, Option("share of called clients that do fewer epochs", at_least=0, at_most=1)] = 0.0
     max_norm: Annotated[
-        float, Option("updates longer than this many medians of their round are refused; 0: none", at_least=0)
+        float,
+        Option("updates this many times as long as the median, steps considered, are refused; 0: none", at_least=0),
     ] = 50.0
     attackers: Annotated[float, Option("share of all clients that are malicious", at_least=0, at_most=1)] = 0.0
     seed: Annotated[int, Option("seed of partition, initial model, sampling and batches", at_least=0)] = 0
