@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -170,6 +171,17 @@ def test_paper(capsys: pytest.CaptureFixture[str]) -> None:
     assert "nothing here can be compared with the paper" in out
 
 
+def test_what_is_missing_is_made_by_the_command_that_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    wanted = ["paper", "show", "tuning", "--scale", "smoke"]
+    command = fedsat(capsys, *wanted)[2].partition("make them with: ")[2]
+    assert command == "fedsat paper run tuning --scale smoke --seed 1000 --results results\n"
+    only = ["--only", "dataset=mnist,variant=fedlc objective.tau=0.5"]
+    assert fedsat(capsys, *shlex.split(command)[1:], *only)[0] == 0
+    assert fedsat(capsys, *wanted)[0] == 0
+    again = fedsat(capsys, *"paper run tuning --scale smoke".split(), *only)[1]
+    assert "1 of 1 runs are done already" in again  # the seed is the tuning's own
+
+
 def test_lists(capsys: pytest.CaptureFixture[str]) -> None:
     expected = {
         "algorithms": ("fedavg", "fedsat-paper", "gamma = 0.9", "γ, strength of the correction"),
@@ -267,7 +279,9 @@ WRONG = [
     (["paper", "run", "table-lx"], "did you mean 'table-ls'?"),
     (["paper", "run", "table-ls", "--only", "mnist"], "--only takes column=value"),
     (["paper", "run", "table-ls", "--scale", "tiny"], "unknown scale"),
-    (["paper", "show", "table-ls"], "fedsat paper run table-ls"),
+    (["paper", "show", "table-ls"], "make them with: fedsat paper run table-ls --scale full\n"),
+    (["paper", "show", "defaults", "--scale", "full"], "fedsat paper run defaults --scale full\n"),
+    (["paper", "tune", "--results", "a b"], "run tuning --scale short --seed 1000 --results 'a b'\n"),
     (["jump"], "No such command 'jump'"),
     (["run", "--device", "cuda:99"], "CUDA devices"),
 ]
