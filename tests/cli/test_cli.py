@@ -415,5 +415,20 @@ def test_compare_takes_up_what_was_interrupted(capsys: pytest.CaptureFixture[str
     Path("bad/fedsat-seed0/checkpoints/round-000001.json").write_text("{}")
     code, out, _ = fedsat(capsys, *call, "bad")
     assert code == 0
-    assert "fedsat-seed0 begins anew" in out
+    assert "it begins anew in bad/fedsat-seed0-2\n" in out
     assert results(Path("bad/fedsat-seed0-2")) == results(Path("whole/fedsat-seed0"))
+
+
+def test_what_there_is_to_know_of_runs_in_processes_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    call = ["compare", *SMALL, "--algorithms", "fedavg,fedsat", "--checkpoint-every", "1", "--out"]
+    fedsat(capsys, *call, "whole")
+    for name in ("fedavg-seed0", "fedsat-seed0"):
+        settings = tomllib.loads(Path(f"whole/{name}/config.toml").read_text())
+        run = package.prepare(package.Config.of(settings), Path("cut", name))
+        run.play()
+        del run
+    Path("cut/fedavg-seed0/checkpoints/round-000001.json").write_text("{}")
+    notes = sorted(line for line in fedsat(capsys, *call, "cut", "--jobs", "2")[1].splitlines() if "note:" in line)
+    assert notes[0].startswith("fedavg-seed0  note: cut/fedavg-seed0 cannot be taken up: the checkpoint of round 1")
+    assert notes[0].endswith("; it begins anew in cut/fedavg-seed0-2")
+    assert "fedsat-seed0  note: cut/fedsat-seed0 goes on after round 1 of 3" in notes
