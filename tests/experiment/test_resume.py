@@ -185,14 +185,16 @@ def test_a_changed_configuration_is_refused_with_what_changed(tmp_path: Path) ->
 
 
 def test_changed_data_and_models_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = np.random.default_rng(0)
-    np.save(tmp_path / "images.npy", rng.normal(size=(120, 5)).astype(np.float32))
-    np.save(tmp_path / "labels.npy", np.arange(120) % 4)
+    images = np.random.default_rng(0).normal(size=(120, 5)).astype(np.float32)
+    labels = np.arange(120) % 4
+    np.save(tmp_path / "images.npy", images)
+    np.save(tmp_path / "labels.npy", labels)
     killed_after(3, tmp_path / "run", dataset=str(tmp_path))
-    np.save(tmp_path / "labels.npy", np.arange(120)[::-1] % 4)
-    with pytest.raises(fedsat.UsageError, match="the data, or who holds them, have changed"):
-        fedsat.resume(tmp_path / "run")
-    np.save(tmp_path / "labels.npy", np.arange(120) % 4)
+    for name, other in (("labels", labels[::-1]), ("images", images[::-1])):
+        np.save(tmp_path / f"{name}.npy", other)
+        with pytest.raises(fedsat.UsageError, match="the data, or who holds them, have changed"):
+            fedsat.resume(tmp_path / "run")
+        np.save(tmp_path / f"{name}.npy", other[::-1])
     monkeypatch.setattr("fedsat.experiment.run.build_model", lambda *_: nn.Linear(5, 4))
     with pytest.raises(fedsat.UsageError, match="the model mlp has other weights now"):
         fedsat.resume(tmp_path / "run")
