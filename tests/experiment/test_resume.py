@@ -149,6 +149,19 @@ def test_a_completed_run_goes_on_to_more_rounds(tmp_path: Path) -> None:
     assert results(tmp_path / "run") == results(tmp_path / "whole")
 
 
+def test_a_completed_run_without_a_checkpoint_is_said_to_be_complete(tmp_path: Path) -> None:
+    run = fedsat.prepare(fedsat.configure(**TINY), tmp_path)
+    fedsat.carry_on(run, for_more=False)  # as `fedsat compare` has it
+    del run
+    with pytest.raises(
+        fedsat.UsageError, match=r"is complete with 6 rounds and keeps no checkpoint .* --rounds N runs"
+    ):
+        fedsat.resume(tmp_path)
+    with pytest.raises(fedsat.UsageError, match=r"is complete with 6 rounds .*config\.toml --rounds 8 runs it anew"):
+        fedsat.resume(tmp_path, rounds=8)
+    assert not (tmp_path / "checkpoints").exists()
+
+
 def test_fewer_rounds_than_played_are_refused(tmp_path: Path) -> None:
     killed_after(5, tmp_path)
     with pytest.raises(fedsat.UsageError, match="has played 4 rounds already"):
