@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -176,6 +177,17 @@ def test_variants_can_be_chosen() -> None:
     assert chosen == {"variant": ["fedavg", "fedsat gamma=1.0"], "dataset": ["mnist", "cifar10"]}
 
 
+def test_what_is_missing_is_made_by_the_command_that_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    wanted = ["paper", "show", "tuning", "--scale", "smoke"]
+    command = fedsat(capsys, *wanted)[2].partition("make them with: ")[2]
+    assert command == "fedsat paper run tuning --scale smoke --seed 1000 --results results\n"
+    only = ["--only", "dataset=mnist,variant=fedlc objective.tau=0.5"]
+    assert fedsat(capsys, *shlex.split(command)[1:], *only)[0] == 0
+    assert fedsat(capsys, *wanted)[0] == 0
+    again = fedsat(capsys, *"paper run tuning --scale smoke".split(), *only)[1]
+    assert "1 of 1 runs are done already" in again  # the seed is the tuning's own
+
+
 def test_lists(capsys: pytest.CaptureFixture[str]) -> None:
     expected = {
         "algorithms": ("fedavg", "fedsat-paper", "gamma = 0.9", "γ, strength of the correction"),
@@ -273,7 +285,9 @@ WRONG = [
     (["paper", "run", "table-lx"], "did you mean 'table-ls'?"),
     (["paper", "run", "table-ls", "--only", "mnist"], "--only takes column=value"),
     (["paper", "run", "table-ls", "--scale", "tiny"], "unknown scale"),
-    (["paper", "show", "table-ls"], "fedsat paper run table-ls"),
+    (["paper", "show", "table-ls"], "make them with: fedsat paper run table-ls --scale full\n"),
+    (["paper", "show", "defaults", "--scale", "full"], "fedsat paper run defaults --scale full\n"),
+    (["paper", "tune", "--results", "a b"], "run tuning --scale short --seed 1000 --results 'a b'\n"),
     (["jump"], "No such command 'jump'"),
     (["run", "--device", "cuda:99"], "CUDA devices"),
 ]
@@ -407,5 +421,20 @@ def test_compare_takes_up_what_was_interrupted(capsys: pytest.CaptureFixture[str
     Path("bad/fedsat-seed0/checkpoints/round-000001.json").write_text("{}")
     code, out, _ = fedsat(capsys, *call, "bad")
     assert code == 0
-    assert "fedsat-seed0 begins anew" in out
+    assert "it begins anew in bad/fedsat-seed0-2\n" in out
     assert results(Path("bad/fedsat-seed0-2")) == results(Path("whole/fedsat-seed0"))
+
+
+def test_what_there_is_to_know_of_runs_in_processes_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    call = ["compare", *SMALL, "--algorithms", "fedavg,fedsat", "--checkpoint-every", "1", "--out"]
+    fedsat(capsys, *call, "whole")
+    for name in ("fedavg-seed0", "fedsat-seed0"):
+        settings = tomllib.loads(Path(f"whole/{name}/config.toml").read_text())
+        run = package.prepare(package.Config.of(settings), Path("cut", name))
+        run.play()
+        del run
+    Path("cut/fedavg-seed0/checkpoints/round-000001.json").write_text("{}")
+    notes = sorted(line for line in fedsat(capsys, *call, "cut", "--jobs", "2")[1].splitlines() if "note:" in line)
+    assert notes[0].startswith("fedavg-seed0  note: cut/fedavg-seed0 cannot be taken up: the checkpoint of round 1")
+    assert notes[0].endswith("; it begins anew in cut/fedavg-seed0-2")
+    assert "fedsat-seed0  note: cut/fedsat-seed0 goes on after round 1 of 3" in notes

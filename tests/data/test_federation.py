@@ -68,6 +68,21 @@ def test_compressed_form(partition: str) -> None:
         assert np.bincount(labels[indices], minlength=5).tolist() == federation.class_counts[client].tolist()
 
 
+def test_the_fingerprint_knows_every_sample_and_its_owner() -> None:
+    labels = np.arange(12) % 3
+    train, test = (np.arange(24, dtype=np.float32).reshape(12, 2) + shift for shift in (0, 50))
+
+    def fingerprint(train: np.ndarray, test: np.ndarray, seed: int = 0) -> str:
+        whole = Dataset("hand", Split(train, labels), Split(test, labels), ("a", "b", "c"))
+        return Federation.build(whole, "iid", 3, seed).fingerprint
+
+    one_other = train.copy()
+    one_other[7, 1] += 1
+    assert fingerprint(train, test) == fingerprint(train.copy(order="F"), test)
+    others = [fingerprint(one_other, test), fingerprint(train, test[::-1]), fingerprint(train, test, seed=1)]
+    assert len({fingerprint(train, test), *others}) == 4
+
+
 def test_even_shares_have_no_skew() -> None:
     federation = Federation.build(dataset(np.arange(6), 6), "iid", 1, 0)
     summary = federation.summary()

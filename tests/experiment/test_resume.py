@@ -149,6 +149,19 @@ def test_a_completed_run_goes_on_to_more_rounds(tmp_path: Path) -> None:
     assert results(tmp_path / "run") == results(tmp_path / "whole")
 
 
+def test_a_completed_run_without_a_checkpoint_is_said_to_be_complete(tmp_path: Path) -> None:
+    run = fedsat.prepare(fedsat.configure(**TINY), tmp_path)
+    fedsat.carry_on(run, for_more=False)  # as `fedsat compare` has it
+    del run
+    with pytest.raises(
+        fedsat.UsageError, match=r"is complete with 6 rounds and keeps no checkpoint .* --rounds N runs"
+    ):
+        fedsat.resume(tmp_path)
+    with pytest.raises(fedsat.UsageError, match=r"is complete with 6 rounds .*config\.toml --rounds 8 runs it anew"):
+        fedsat.resume(tmp_path, rounds=8)
+    assert not (tmp_path / "checkpoints").exists()
+
+
 def test_fewer_rounds_than_played_are_refused(tmp_path: Path) -> None:
     killed_after(5, tmp_path)
     with pytest.raises(fedsat.UsageError, match="has played 4 rounds already"):
@@ -185,14 +198,16 @@ def test_a_changed_configuration_is_refused_with_what_changed(tmp_path: Path) ->
 
 
 def test_changed_data_and_models_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = np.random.default_rng(0)
-    np.save(tmp_path / "images.npy", rng.normal(size=(120, 5)).astype(np.float32))
-    np.save(tmp_path / "labels.npy", np.arange(120) % 4)
+    images = np.random.default_rng(0).normal(size=(120, 5)).astype(np.float32)
+    labels = np.arange(120) % 4
+    np.save(tmp_path / "images.npy", images)
+    np.save(tmp_path / "labels.npy", labels)
     killed_after(3, tmp_path / "run", dataset=str(tmp_path))
-    np.save(tmp_path / "labels.npy", np.arange(120)[::-1] % 4)
-    with pytest.raises(fedsat.UsageError, match="the data, or who holds them, have changed"):
-        fedsat.resume(tmp_path / "run")
-    np.save(tmp_path / "labels.npy", np.arange(120) % 4)
+    for name, other in (("labels", labels[::-1]), ("images", images[::-1])):
+        np.save(tmp_path / f"{name}.npy", other)
+        with pytest.raises(fedsat.UsageError, match="the data, or who holds them, have changed"):
+            fedsat.resume(tmp_path / "run")
+        np.save(tmp_path / f"{name}.npy", other[::-1])
     monkeypatch.setattr("fedsat.experiment.run.build_model", lambda *_: nn.Linear(5, 4))
     with pytest.raises(fedsat.UsageError, match="the model mlp has other weights now"):
         fedsat.resume(tmp_path / "run")

@@ -17,6 +17,7 @@ from fedsat.algorithms import algorithms
 from fedsat.data import Dataset, Split
 from fedsat.experiment import Config, Run, carry_on
 from fedsat.experiment.checkpoint import FOLDER as CHECKPOINTS
+from fedsat.experiment.record import ON_NODES
 from fedsat.experiment.store import StoredRun, identity
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedsat[flower]'")
@@ -137,7 +138,9 @@ def test_the_files_are_those_of_a_run(clouds: Path, tmp_path: Path) -> None:
     federate(LoopGrid(*nodes(clouds)), config, out=tmp_path / "nodes")
     carry_on(fedsat.prepare(config, tmp_path / "alone"))
     mine, other = ({path.name for path in (tmp_path / name).iterdir()} for name in ("nodes", "alone"))
-    assert mine == other - {CHECKPOINTS}  # the clients' states are on the nodes: the server alone could not go on
+    assert mine == other - {CHECKPOINTS} | {
+        ON_NODES
+    }  # the clients' states are on the nodes: the server alone could not go on
     stored = StoredRun.read(tmp_path / "nodes")
     assert stored.summary["status"] == "completed"
     assert identity(stored.table) == identity(config.table())
@@ -147,6 +150,17 @@ def test_the_files_are_those_of_a_run(clouds: Path, tmp_path: Path) -> None:
         for key in ("bytes_down", "bytes_up", "bytes_workers"):
             assert planned[key] < line[key] < planned[key] * 1.5
         assert 0 < line["bytes_evaluate"] < line["bytes_up"]
+
+
+def test_a_run_of_nodes_is_never_taken_up_as_a_simulation(clouds: Path, tmp_path: Path) -> None:
+    run = prepare(LoopGrid(*nodes(clouds)), fedsat.configure(**settings(clouds)), Terms(timeout=60, wait=60), tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(fedsat.UsageError, match=r"is played by real nodes, .* it cannot be taken up"):
+        fedsat.resume(tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    carry_on(run)
+    with pytest.raises(fedsat.UsageError, match="is played by real nodes"):
+        fedsat.resume(tmp_path, rounds=9)
 
 
 def write(folder: Path, dataset: Dataset) -> None:

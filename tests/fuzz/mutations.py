@@ -1,4 +1,8 @@
-"""Files changed at random, and how hard the fuzz tests try."""
+"""Files changed at random, and how hard the fuzz tests try.
+
+A test draws in one go, before it does anything that may fail: of an error before or between draws, hypothesis says that
+the data depend on something outside (FlakyStrategyDefinition), not what it was.
+"""
 
 from __future__ import annotations
 

@@ -74,7 +74,8 @@ READERS: dict[str, tuple[Callable[[bytes], Any], bytes]] = {
 @given(data=st.data())
 def test_published_files(kind: str, data: st.DataObject) -> None:
     read, content = READERS[kind]
-    refused_or(lambda: read(data.draw(mutated(content))))
+    changed = data.draw(mutated(content))
+    refused_or(lambda: read(changed))
 
 
 OFFICIAL = dict(zip(formats.IDX_FILES, map(idx, (PICTURES, LABELS, PICTURES[:3], LABELS[:3])), strict=True))
@@ -94,11 +95,12 @@ FORMS = {
 def test_a_dataset_comes_as_published_or_not_at_all(
     name: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
+    changed = data.draw(mutated(FORMS[name]))
     folder = tmp_path_factory.mktemp("official")
     if name.endswith("-ubyte.gz"):
         for other in formats.IDX_FILES[1:]:
             (folder / f"{other}.gz").write_bytes(FORMS[f"{other}.gz"])
-    (folder / name).write_bytes(data.draw(mutated(FORMS[name])))
+    (folder / name).write_bytes(changed)
     found = refused_or(lambda: sources.from_folder(folder, Origin((FORM,), (), ()), KNOWN))
     assert found is None or all((ours == theirs).all() for ours, theirs in zip(found, ARRAYS, strict=True))
 
@@ -108,10 +110,11 @@ def test_a_dataset_comes_as_published_or_not_at_all(
 @tries(40)
 @given(data=st.data())
 def test_own_arrays(name: str, dtype: type, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = tmp_path_factory.mktemp("own")
     files = {"images.npy": saved(PICTURES[:, :5, :5].astype(dtype)), "labels.npy": saved(LABELS.astype(dtype))}
+    files[name] = data.draw(mutated(files[name]))
+    folder = tmp_path_factory.mktemp("own")
     for file, content in files.items():
-        (folder / file).write_bytes(data.draw(mutated(content)) if file == name else content)
+        (folder / file).write_bytes(content)
     check_dataset(folder)
 
 
@@ -119,14 +122,15 @@ def test_own_arrays(name: str, dtype: type, data: st.DataObject, tmp_path_factor
 @tries(25)
 @given(data=st.data())
 def test_own_pictures(kind: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    spoiled = data.draw(mutated(picture(kind, PICTURES[0])))
+    image_size = data.draw(st.sampled_from([None, 6]))
     folder = tmp_path_factory.mktemp("own")
     for label in ("cat", "dog"):
         (folder / label).mkdir()
         for number in range(2):
-            content = picture(kind, PICTURES[number])
-            spoiled = label == "cat" and number == 0
-            (folder / label / f"{number}.png").write_bytes(data.draw(mutated(content)) if spoiled else content)
-    check_dataset(folder, image_size=data.draw(st.sampled_from([None, 6])))
+            (folder / label / f"{number}.png").write_bytes(picture(kind, PICTURES[number]))
+    (folder / "cat" / "0.png").write_bytes(spoiled)
+    check_dataset(folder, image_size)
 
 
 def check_dataset(folder: Path, image_size: int | None = None) -> None:
@@ -149,8 +153,9 @@ PARTITIONS = {
 @tries(80)
 @given(data=st.data())
 def test_partition_files(name: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    changed = data.draw(mutated(PARTITIONS[name]))
     path = tmp_path_factory.getbasetemp() / name
-    path.write_bytes(data.draw(mutated(PARTITIONS[name])))
+    path.write_bytes(changed)
     owners = refused_or(lambda: FromFile(path).owners(np.zeros(12, np.int64), 1, 3, np.random.default_rng(0)))
     assert owners is None or (len(owners) == 12 and set(owners.tolist()) == {0, 1, 2})
 
@@ -158,13 +163,13 @@ def test_partition_files(name: str, data: st.DataObject, tmp_path_factory: pytes
 @tries(40)
 @given(data=st.data())
 def test_the_cache(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    name = data.draw(st.sampled_from(Arrays._fields))
+    changed = data.draw(mutated(saved(getattr(ARRAYS, name))))
     root = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDSAT_DATA", str(root))
         patch.setitem(sources.cache.info.__globals__["DATASETS"], "mnist", KNOWN)
         folder = sources.cache.write("mnist", ARRAYS)
-        name = data.draw(st.sampled_from(Arrays._fields))
-        content = (folder / f"{name}.npy").read_bytes()
-        (folder / f"{name}.npy").write_bytes(data.draw(mutated(content)))
+        (folder / f"{name}.npy").write_bytes(changed)
         dataset = refused_or(lambda: load("mnist"))
     assert dataset is None or (dataset.train.images == ARRAYS.train_images).all()

@@ -37,10 +37,13 @@ def test_a_damaged_folder_leads_to_the_right_end_or_none(
     data: st.DataObject, folders: tuple[Path, dict[str, Any]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     killed, right = folders
+    contents = {name: (killed / name).read_bytes() for name in FILES}
+    spoiled = data.draw(st.lists(st.sampled_from(FILES), min_size=1, max_size=3, unique=True))
+    changed = {name: data.draw(mutated(contents[name])) for name in spoiled}
     folder = tmp_path_factory.mktemp("spoiled") / "run"
     shutil.copytree(killed, folder)
-    for name in data.draw(st.lists(st.sampled_from(FILES), min_size=1, max_size=3, unique=True)):
-        (folder / name).write_bytes(data.draw(mutated((folder / name).read_bytes())))
+    for name, content in changed.items():
+        (folder / name).write_bytes(content)
     if refused_or(lambda: fedsat.resume(folder)) is not None:
         assert results(folder) == right
     shutil.rmtree(folder)
@@ -52,12 +55,13 @@ def test_a_stored_run_is_read_or_refused(
     data: st.DataObject, folders: tuple[Path, dict[str, Any]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     whole = folders[0].parent / "whole"
+    files = {name: (whole / name).read_bytes() for name in ("config.toml", "metrics.jsonl", "summary.json")}
+    spoiled = data.draw(st.sampled_from(list(files)))
+    files[spoiled] = data.draw(mutated(files[spoiled]))
     folder = tmp_path_factory.getbasetemp() / "stored"
     folder.mkdir(exist_ok=True)
-    spoiled = data.draw(st.sampled_from(["config.toml", "metrics.jsonl", "summary.json"]))
-    for name in ("config.toml", "metrics.jsonl", "summary.json"):
-        content = (whole / name).read_bytes()
-        (folder / name).write_bytes(data.draw(mutated(content)) if name == spoiled else content)
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
     refused_or(lambda: told(folder))
 
 

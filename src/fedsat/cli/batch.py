@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from fedsat import experiment
-from fedsat.cli.parallel import Task, open_run, train_apart
+from fedsat.cli.parallel import Ended, Task, open_run, train_apart
 from fedsat.cli.screen import Watcher, describe_setup
 from fedsat.errors import FedsatError, TrainingError
 from fedsat.experiment import Run
@@ -74,12 +74,12 @@ def carry_out(console: Console, jobs: Sequence[Job], shelf: Shelf, processes: in
         say(console, f"{done} of {len(jobs)} runs are done already")
     train_all = _one_by_one if processes == 1 else _side_by_side
     try:
-        for label, folder, error in train_all(console, list(wanted.values()), shelf, processes):
-            if error is None:
-                shelf.add(folder)
+        for ended in train_all(console, list(wanted.values()), shelf, processes):
+            if ended.error is None:
+                shelf.add(ended.folder)
             else:
-                outcome.failures[label] = error
-                say(console, f"{label} failed: {error}")
+                outcome.failures[ended.label] = ended.error
+                say(console, f"{ended.label} failed: {ended.error}")
     except STOPPED:
         done = sum(shelf.find(job.config) is not None for job in jobs)
         say(console, f"{done} of {len(jobs)} runs are done; the same command goes on from here")
@@ -88,34 +88,30 @@ def carry_out(console: Console, jobs: Sequence[Job], shelf: Shelf, processes: in
     return outcome
 
 
-Ended = Iterator[tuple[str, Path, str | None]]
-"""Runs as they end: the job's label, the folder, what went wrong."""
-
-
-def _one_by_one(console: Console, jobs: Sequence[Job], shelf: Shelf, _: int) -> Ended:
+def _one_by_one(console: Console, jobs: Sequence[Job], shelf: Shelf, _: int) -> Iterator[Ended]:
     for number, job in enumerate(jobs, start=1):
-        run, folder, note = open_run(job.config, shelf.unfinished(job.config), shelf.place(job.label))
-        if note:
-            say(console, f"note: {note}; {job.label} begins anew")
+        run, folder = open_run(job.config, shelf.unfinished(job.config), shelf.place(job.label))
         error = None
         try:
             train(console, run, f"[{number}/{len(jobs)}] {job.label}", lines=3)
         except TrainingError as failure:
             error = str(failure)
-        yield job.label, folder, error
+        yield Ended(job.label, folder, error)
 
 
-def _side_by_side(console: Console, jobs: Sequence[Job], shelf: Shelf, processes: int) -> Ended:
+def _side_by_side(console: Console, jobs: Sequence[Job], shelf: Shelf, processes: int) -> Iterator[Ended]:
     tasks: dict[Path, Task] = {}
     for job in jobs:
         fresh = shelf.place(job.label, tasks)
         tasks[fresh] = Task(job.label, job.config, shelf.unfinished(job.config), fresh)
-    for number, (label, folder, error) in enumerate(train_apart(list(tasks.values()), processes), start=1):
-        if error is None:
-            summary = StoredRun.read(folder).summary
+    for number, ended in enumerate(train_apart(list(tasks.values()), processes), start=1):
+        for note in ended.notes:
+            say(console, f"{ended.label}  note: {note}")
+        if ended.error is None:
+            summary = StoredRun.read(ended.folder).summary
             came_to = f"accuracy {percent(summary['last_ten']['test_accuracy'])} in {summary['seconds']:.0f} s"
-            say(console, f"[{number}/{len(jobs)}] {label}  {came_to}")
-        yield label, folder, error
+            say(console, f"[{number}/{len(jobs)}] {ended.label}  {came_to}")
+        yield ended
 
 
 def say(console: Console, text: str) -> None:

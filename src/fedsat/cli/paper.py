@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
@@ -34,6 +35,7 @@ Only = Annotated[
     str | None,
     typer.Option(help="cells to take, such as dataset=mnist,model=lenet5,method=fedavg,fedsat", show_default=False),
 ]
+RESULTS = Path("results")
 TUNED = Path(str(files("fedsat.paper") / "tuned.toml"))
 CHECKPOINTS = (1, 10, 20, 50, 100, 200, 400)
 """The rounds at which curves are told in a table."""
@@ -63,7 +65,10 @@ def run(
     only: Only = None,
     scale: Annotated[str, typer.Option(help=", ".join(SCALES))] = "smoke",
     seeds: Annotated[int, typer.Option(help="runs of each cell, with this seed and the next ones", min=1)] = 1,
-    seed: Annotated[int, typer.Option(help="the first seed", min=0)] = 0,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="the first seed [0; for tuning one that no table uses]", min=0, show_default=False),
+    ] = None,
     also: Annotated[
         str | None, typer.Option(help="methods that the paper does not have, such as fedsat-paper", show_default=False)
     ] = None,
@@ -83,15 +88,15 @@ def run(
     console, study = Console(), find(name)
     if scale not in SCALES:
         raise unknown("scale", scale, SCALES)
-    settings = read_settings(set_ or [])
+    settings, first = read_settings(set_ or []), study.seed if seed is None else seed
     others = [text.strip() for text in (also or "").split(",") if text.strip()]
     chosen = [
         (cell, configure(study, cell, scale, number, settings))
-        for number in range(seed, seed + seeds)
+        for number in range(first, first + seeds)
         for cell in select(study, _choice(only), others)
     ]
     jobs = [Job(_run_name(study, cell, config), config) for cell, config in chosen]
-    shelf, path = Shelf(out), results_file(results or (out if scale == "smoke" else Path("results")), study, scale)
+    shelf, path = Shelf(out), results_file(results or (out if scale == "smoke" else RESULTS), study, scale)
     try:
         outcome = carry_out(console, jobs, shelf, at_once)
     finally:
@@ -109,7 +114,7 @@ def run(
 def show(
     name: Name,
     scale: Annotated[str | None, typer.Option(help="[the largest that has results]", show_default=False)] = None,
-    results: Results = Path("results"),
+    results: Results = RESULTS,
 ) -> None:
     """Show our results beside the paper's, cell by cell, and what they come to."""
     console, study = Console(), find(name)
@@ -129,7 +134,7 @@ def show(
 
 @app.command("tune")
 def tune(
-    results: Results = Path("results"),
+    results: Results = RESULTS,
     out: Annotated[Path, typer.Option(help="the file of choices")] = TUNED,
 ) -> None:
     """Choose each baseline's options from the kept results of `fedsat paper run tuning`."""
@@ -145,7 +150,7 @@ def tune(
 
 @app.command("write")
 def write(
-    results: Results = Path("results"),
+    results: Results = RESULTS,
     out: Annotated[Path, typer.Option(help="the page")] = Path("docs/results.md"),
 ) -> None:
     """Write the page about all kept results."""
@@ -184,8 +189,12 @@ def _read(study: Study, scale: str | None, folder: Path) -> tuple[list[Result], 
         found = read_results(results_file(folder, study, used))
         if found:
             return found, used
-    command = f"fedsat paper run {study.name}" + (f" --scale {scale}" if scale else "")
-    raise UsageError(f"{folder} has no results of {study.name} yet; make them with: {command}")
+    command = ["fedsat", "paper", "run", study.name, "--scale", scale or study.scale]
+    if study.seed:
+        command += ["--seed", str(study.seed)]
+    if folder != RESULTS or scale == "smoke":  # which goes elsewhere unless it is told
+        command += ["--results", str(folder)]
+    raise UsageError(f"{folder} has no results of {study.name} yet; make them with: {shlex.join(command)}")
 
 
 def _table(title: str, entries: list[Entry]) -> Table:

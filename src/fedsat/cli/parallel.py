@@ -30,22 +30,36 @@ class Task:
     fresh: Path
 
 
-def open_run(config: Config, begun: Path | None, fresh: Path) -> tuple[Run, Path, str]:
+@dataclass(frozen=True)
+class Ended:
+    """A run that has ended, and what went wrong if it did."""
+
+    label: str
+    folder: Path
+    error: str | None
+    notes: Sequence[str] = ()
+    """What a user should know about it and has not been told yet."""
+
+
+def open_run(config: Config, begun: Path | None, fresh: Path) -> tuple[Run, Path]:
     """A run ready to be carried out, and its folder: taken up in `begun` if it can be, or else a new one in `fresh`.
 
-    With a word on why it could not be taken up.
+    Its notes say why it could not be taken up.
     """
-    note = ""
+    hindered = None
     if begun is not None:
         try:
-            return experiment.take_up(begun), begun, note
+            return experiment.take_up(begun), begun
         except FedsatError as error:
-            note = str(error)
-    return experiment.prepare(config, fresh), fresh, note
+            hindered = f"{error}; it begins anew in {fresh}"
+    run = experiment.prepare(config, fresh)
+    if hindered is not None:
+        run.setup.notes.insert(0, hindered)
+    return run, fresh
 
 
-def train_apart(tasks: Sequence[Task], processes: int) -> Iterator[tuple[str, Path, str | None]]:
-    """Carry out runs, `processes` at a time; yields label and folder of each as it ends, and what went wrong if it did.
+def train_apart(tasks: Sequence[Task], processes: int) -> Iterator[Ended]:
+    """Carry out runs, `processes` at a time; yields each as it ends.
 
     Asked to stop, by Ctrl-C or SIGTERM, it passes that on, and each run finishes its files before its process ends.
     """
@@ -53,19 +67,18 @@ def train_apart(tasks: Sequence[Task], processes: int) -> Iterator[tuple[str, Pa
     threads = max(1, (os.cpu_count() or 1) // processes)
     executor = ProcessPoolExecutor(processes, context, initializer=_leave_interrupts_to_the_parent)
     waiting = iter(tasks)
-    running: dict[Future[tuple[Path, str | None]], Task] = {}
+    running: set[Future[Ended]] = set()
     try:
         with heeding_sigterm():
             # One task a process: whatever the pool had fetched ahead it would still carry out after Ctrl-C.
             for task in itertools.islice(waiting, processes):
-                running[executor.submit(_train, task, threads)] = task
+                running.add(executor.submit(_train, task, threads))
             while running:
                 future = next(as_completed(running))
-                done = running.pop(future)
+                running.remove(future)
                 for task in itertools.islice(waiting, 1):
-                    running[executor.submit(_train, task, threads)] = task
-                folder, error = future.result()
-                yield done.label, folder, error
+                    running.add(executor.submit(_train, task, threads))
+                yield future.result()
     except (*STOPPED, GeneratorExit):
         for process in multiprocessing.active_children():
             process.terminate()
@@ -79,15 +92,16 @@ def _leave_interrupts_to_the_parent() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _train(task: Task, threads: int) -> tuple[Path, str | None]:
-    """One run, in a process of the pool: its folder, and what went wrong."""
+def _train(task: Task, threads: int) -> Ended:
+    """One run, in a process of the pool."""
     torch.set_num_threads(threads)
-    folder = task.fresh
+    folder, notes, failure = task.fresh, list[str](), None
     try:
-        run, folder, _ = open_run(task.config, task.begun, task.fresh)
+        run, folder = open_run(task.config, task.begun, task.fresh)
+        notes = run.notes
         experiment.carry_on(run, for_more=False)
     except TrainingError as error:
-        return folder, str(error)
+        failure = str(error)
     except STOPPED:
-        return folder, "interrupted"
-    return folder, None
+        failure = "interrupted"
+    return Ended(task.label, folder, failure, notes)

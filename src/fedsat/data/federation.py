@@ -89,9 +89,10 @@ class Federation:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A checksum of who holds which samples, and of all labels: other data or another division have another."""
-        parts = (self.order, self.offsets, self.dataset.train.labels, self.dataset.test.labels)
-        digest = hashlib.sha256(repr([self.dataset.class_names, self.dataset.train.images.shape]).encode())
+        """A checksum of all samples and of who holds which: other data or another division have another."""
+        train, test = self.dataset.train, self.dataset.test
+        parts = (self.order, self.offsets, train.labels, test.labels, train.images, test.images)
+        digest = hashlib.sha256(repr([self.dataset.class_names, train.images.shape]).encode())
         for part in parts:
             digest.update(np.ascontiguousarray(part).data)
         return digest.hexdigest()

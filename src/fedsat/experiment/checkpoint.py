@@ -28,7 +28,7 @@ from fedsat.metrics import Evaluation, Floats
 from fedsat.tree import nbytes
 
 FOLDER, LOCK = "checkpoints", "lock"
-FORMAT = 1
+FORMAT = 2
 KEPT = 2
 EVERY = 10
 """Rounds between checkpoints where the user does not say …"""
@@ -59,7 +59,7 @@ class Checkpoint:
     config: dict[str, Any]
     """The complete configuration as plain values."""
     federation: str
-    """The fingerprint of who holds which samples."""
+    """The fingerprint of the data and of who holds what."""
     lanes: int
     """Clients trained side by side: other widths may round differently."""
     made_with: dict[str, Any]

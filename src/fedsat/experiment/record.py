@@ -1,5 +1,7 @@
 """What a run leaves on disk: config.toml, metrics.jsonl, summary.json, model.safetensors, best.safetensors.
 
+One that real nodes play leaves nodes.txt as well, by which it is known from its beginning.
+
 What it leaves to be taken up again is written by `checkpoint`.
 """
 
@@ -19,6 +21,8 @@ from fedsat.errors import FedsatError, UsageError
 
 METRICS, SUMMARY, CONFIG = "metrics.jsonl", "summary.json", "config.toml"
 LAST_MODEL, BEST_MODEL = "model.safetensors", "best.safetensors"
+ON_NODES = "nodes.txt"
+NODES_TEXT = "Real nodes play this run. The data and the state of each client are with its node, not here.\n"
 
 
 @dataclass(frozen=True)
@@ -49,13 +53,15 @@ class RunFolder:
         self.reach = reach
 
     @staticmethod
-    def create(path: Path, config_text: str) -> RunFolder:
+    def create(path: Path, config_text: str, *, on_nodes: bool = False) -> RunFolder:
         """A folder for a run that begins. It holds a run from the moment that it has a `config.toml`."""
         if (path / CONFIG).exists():
             raise UsageError(f"{path} already holds a run; give another --out, or move it away")
         with speaking_of(path):
             path.mkdir(parents=True, exist_ok=True)
             write_whole(path / METRICS, b"")
+            if on_nodes:
+                write_whole(path / ON_NODES, NODES_TEXT.encode())
             write_whole(path / CONFIG, config_text.encode())
         return RunFolder(path, Reach.of(b""))
 

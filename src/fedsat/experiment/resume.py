@@ -11,12 +11,13 @@ import torch
 
 from fedsat.engine import start
 from fedsat.errors import FedsatError, UsageError
-from fedsat.experiment.checkpoint import FOLDER, Checkpoint, Checkpoints, DamagedError, Standing
+from fedsat.experiment.checkpoint import FOLDER, Checkpoint, Checkpoints, DamagedError, Standing, checkpointed_rounds
 from fedsat.experiment.config import Config, complete, read
 from fedsat.experiment.record import (
     BEST_MODEL,
     CONFIG,
     METRICS,
+    ON_NODES,
     SUMMARY,
     Reach,
     RunFolder,
@@ -43,12 +44,12 @@ def take_up(path: Path, rounds: int | None = None) -> Run:
         raise UsageError(f"{path} holds no run: it has no {CONFIG}")
     config = Config.of(read(path / CONFIG))
     wanted = replace(config, rounds=rounds) if rounds is not None else config
+    _check_worth(path, config, wanted)
     recorded = (path / METRICS).is_file() and (path / METRICS).stat().st_size > 0
     kept = (path / FOLDER).is_dir() or not recorded  # what others recorded is never thrown away
     checkpoints = Checkpoints.of(path, config.checkpoint_every) if kept else None
     if checkpoints is None:
         raise UsageError(f"{path} was run without checkpoints: it cannot be taken up")
-    _check_worth(path, config, wanted, checkpoints)
     checkpoint, notes = _newest(checkpoints, pick_device(wanted.device))
     if checkpoint is None:
         setup = Setup.of(wanted)
@@ -66,17 +67,20 @@ def take_up(path: Path, rounds: int | None = None) -> Run:
     return run
 
 
-def _check_worth(path: Path, config: Config, wanted: Config, checkpoints: Checkpoints) -> None:
-    """Refuse to go on with a run that is done, or to throw away one that is done for want of a checkpoint."""
+def _check_worth(path: Path, config: Config, wanted: Config) -> None:
+    """Refuse to go on with what real nodes play, or with a run that is done, unless it is to have more rounds."""
+    if (path / ON_NODES).is_file():
+        raise UsageError(f"{path} is played by real nodes, which keep their clients' states: it cannot be taken up")
     if read_summary(path).get("status") != "completed":
         return
+    if not checkpointed_rounds(path):
+        more = wanted.rounds if wanted.rounds > config.rounds else "N"
+        raise UsageError(
+            f"{path} is complete with {config.rounds} rounds and keeps no checkpoint to go on from; "
+            f"fedsat run {path / CONFIG} --rounds {more} runs it anew"
+        )
     if wanted.rounds <= config.rounds:
         raise UsageError(f"{path} is complete with {config.rounds} rounds; --rounds N goes on to more")
-    if not checkpoints.rounds():
-        raise UsageError(
-            f"{path} is complete and has no checkpoint to go on from; "
-            f"fedsat run {path / CONFIG} --rounds {wanted.rounds} runs it anew"
-        )
 
 
 def _newest(checkpoints: Checkpoints, device: torch.device) -> tuple[Checkpoint | None, list[str]]:

@@ -50,7 +50,7 @@ class Setup:
 
     @property
     def fingerprint(self) -> str:
-        """Which samples there are and who holds them, in short; empty where nodes keep that to themselves."""
+        """The data and who holds what, in short; empty where nodes keep that to themselves."""
         return "" if self.federation is None else self.federation.fingerprint
 
     @staticmethod

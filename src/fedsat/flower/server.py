@@ -77,7 +77,7 @@ def _value(value: Any) -> Any:
 def prepare(grid: Grid, config: Config, terms: Terms, out: Path | None = None) -> Run:
     """A run before its first round, as soon as its nodes are there."""
     setup = assemble(grid, config, terms)
-    folder = RunFolder.create(out, config.to_toml()) if out is not None else None
+    folder = RunFolder.create(out, config.to_toml(), on_nodes=True) if out is not None else None
     return Run(setup, Standing(start(setup.engine)), folder)  # no checkpoints: clients' states are on the nodes
 
 

@@ -71,6 +71,10 @@ class Study:
     """The contender that the paper sees in front."""
     measures: tuple[str, ...] = ("accuracy",)
     """The columns with numbers."""
+    scale: str = "full"
+    """The scale at which its results count."""
+    seed: int = 0
+    """The first seed of its runs."""
 
 
 @dataclass(frozen=True)
@@ -163,6 +167,8 @@ STUDIES = {
             ],
             contenders=TUNING,
             contender="variant",
+            scale="short",
+            seed=1000,  # of no table: what is chosen here is not to be measured on the same draws
         ),
         Study(
             "defaults",
@@ -176,6 +182,7 @@ STUDIES = {
             ],
             contenders=DEFAULTS,
             contender="variant",
+            scale="short",
         ),
     )
 }
