@@ -46,7 +46,7 @@ def stretch(lengths: Tensor, steps: Tensor, whole: Tensor) -> Tensor:
     A client that took more steps than the median one may go as much further: where sizes are uneven, the largest
     honest client would otherwise be the first to be refused. 0 where most did not move: there is no measure then.
     """
-    taken = steps.to(lengths.dtype)
+    taken = steps.to(lengths)  # device and kind
     longer = (taken / torch.quantile(taken[whole], 0.5)).clamp(min=1)
     middle = torch.quantile(lengths[whole], 0.5)
     return torch.where(middle > 0, lengths / (middle * longer), 0.0)
