@@ -14,7 +14,7 @@ from fedsat.algorithms import FedAvg, algorithms
 from fedsat.data import Dataset, Split
 from fedsat.engine import Calls, Engine, Federated, PlayedRound, SequentialEngine, play_round, start
 from fedsat.engine.base import BaseEngine
-from fedsat.engine.fold import QuickTanh
+from fedsat.engine.quick import QuickTanh, disjoint_means
 from fedsat.errors import TrainingError, UsageError
 from fedsat.models import BatchNormRelu
 
@@ -195,6 +195,18 @@ def test_quick_tanh_is_tanh(dtype: torch.dtype) -> None:
     torch.testing.assert_close(quick, plain, rtol=0, atol=near)
     slopes = [torch.autograd.grad(y.sum(), x)[0] for y in (quick, plain)]
     torch.testing.assert_close(*slopes, rtol=0, atol=4 * near)
+
+
+@pytest.mark.parametrize(("side", "height", "width"), [(2, 6, 4), (3, 7, 11), (2, 5, 2)])
+@pytest.mark.parametrize("order", [torch.channels_last, torch.contiguous_format], ids=str)
+def test_quick_pooling_is_pooling(side: int, height: int, width: int, order: torch.memory_format) -> None:
+    x = torch.randn(3, 4, height, width, dtype=torch.float64).contiguous(memory_format=order).requires_grad_()
+    quick, plain = disjoint_means(x, side), torch.nn.functional.avg_pool2d(x, side)
+    assert torch.equal(quick, plain)
+    pull = torch.randn(plain.shape, dtype=torch.float64)
+    slopes = [torch.autograd.grad(y, x, pull)[0] for y in (quick, plain)]
+    torch.testing.assert_close(*slopes, rtol=1e-14, atol=0)
+    assert slopes[0].stride() == x.stride()
 
 
 def test_workers_evaluate_side_by_side_as_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedsat.engine.graphs import in_tap_order
 from fedsat.engine.network import Aside
 from fedsat.engine.norms import FoldedBatchNorm
 
@@ -53,6 +54,44 @@ def test_convolutions_equal_torch(
     left = (ours, *torch.autograd.grad(ours, (x, weight), pull))
     right = (wanted, *torch.autograd.grad(wanted, (x, weight), pull.double()))
     assert all(distance(ours, exact) < tolerance for ours, exact in zip(left, right, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "kernel", "padding", "side"),
+    [(1, 6, 5, 2, 28), (6, 16, 5, 0, 14), (3, 5, 3, 1, 7), (16, 2, 1, 0, 4), (4, 3, 4, 1, 5)],
+)
+@pytest.mark.parametrize("clients", [1, 2, 15])
+@pytest.mark.parametrize("order", [torch.channels_last, torch.contiguous_format], ids=str)
+@pytest.mark.parametrize("weights", ["plain", "tap by tap", "shared"])
+def test_small_convolutions_equal_torch(
+    weights: str,
+    order: torch.memory_format,
+    clients: int,
+    inputs: int,
+    outputs: int,
+    kernel: int,
+    padding: int,
+    side: int,
+) -> None:
+    from fedsat.engine.triton_small import SmallConvolution  # noqa: PLC0415 (needs Triton)
+
+    options = {"device": "cuda", "generator": torch.Generator("cuda").manual_seed(0)}
+    x = torch.randn(16, clients * inputs, side, side, **options).contiguous(memory_format=order)
+    weight = 0.1 * torch.randn(clients, outputs, inputs, kernel, kernel, **options)
+    bias = torch.randn(clients, outputs, **options)
+    if weights == "tap by tap":  # as graphs keep them
+        weight = in_tap_order(weight)
+    elif weights == "shared":  # as MOON evaluates the received model for all clients
+        weight, bias = (tensor[:1].expand_as(tensor) for tensor in (weight, bias))
+    given = [tensor.requires_grad_() for tensor in ((x, weight) if weights == "plain" else (x, weight, bias))]
+    ours = SmallConvolution.apply(*given, *[None] * (3 - len(given)), padding)
+    exact = [tensor.detach().double().requires_grad_() for tensor in given]
+    flat = [tensor.flatten(0, 1) for tensor in exact[1:]]
+    wanted = torch.nn.functional.conv2d(exact[0], *flat, padding=padding, groups=clients)
+    pull = torch.randn(wanted.shape, **options)
+    left = (ours, *torch.autograd.grad(ours, given, pull))
+    right = (wanted, *torch.autograd.grad(wanted, exact, pull.double()))
+    assert all(distance(ours, exact) < 1e-5 for ours, exact in zip(left, right, strict=True))
 
 
 def written_out(weight: Tensor, bias: Tensor, running: tuple[Tensor, Tensor, Tensor], real: Tensor | None) -> nn.Module:

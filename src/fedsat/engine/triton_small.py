@@ -1,0 +1,217 @@
+"""Convolutions with few channels, of many clients at once, as Triton kernels without tensor cores.
+
+Tensor cores take 16 channels at a time and want a tile of patches in shared memory; with one, six or sixteen channels
+most of that work is moving pixels about. Here a thread has some pixels of its own, reads them right from memory, plane
+by plane, and keeps the sums of all outputs in registers, in plain float32. A program stays within one picture: pixels
+are then neighbours in memory for the compiler, too, which gives neighbouring threads neighbouring pixels.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from fedsat.engine.triton_conv import PROCESSORS
+
+STRIDES = ["image_sample", "image_channel", "out_sample", "out_channel", "slope_sample", "slope_channel"]
+"""Not to be specialised: were they known to be even, tiles would be read in different ways and turned in between."""
+
+
+@triton.jit(do_not_specialize=[name for name in STRIDES if not name.startswith("slope")])
+def _slide(
+    image,
+    weights,
+    bias,
+    out,
+    in_height,
+    in_width,
+    out_height,
+    out_width,
+    inputs,
+    outputs,
+    image_sample,
+    image_channel,
+    out_sample,
+    out_channel,
+    weight_client,
+    weight_input,
+    bias_client,
+    WEIGHT_OUTPUT: tl.constexpr,
+    WEIGHT_TAP: tl.constexpr,
+    KERNEL: tl.constexpr,
+    PAD: tl.constexpr,
+    FLIPPED: tl.constexpr,
+    BIAS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    PIXELS: tl.constexpr,
+):
+    """out[p, o] = bias[o] + Σ_{kh, kw, c} image[pixel of p under (kh, kw), c] · weights[o, c, kh, kw], of every client.
+
+    FLIPPED turns the weights by 180°, which makes the gradient of the input from that of the output.
+    """
+    sample, client = tl.program_id(0), tl.program_id(1)
+    place = (tl.program_id(2) * PIXELS + tl.arange(0, PIXELS))[None, :]
+    output = tl.arange(0, OUTPUTS)[:, None]
+    there, wanted = place < out_height * out_width, output < outputs
+    row, column = place // out_width, place % out_width
+    seen = image + sample * image_sample + client * inputs * image_channel
+    seen = seen + ((row - PAD) * in_width + column - PAD)
+    own = weights + client * weight_client + output * WEIGHT_OUTPUT
+    total = tl.zeros((OUTPUTS, PIXELS), dtype=tl.float32)
+    if BIAS:
+        total += tl.load(bias + client * bias_client + output, mask=wanted, other=0.0)
+    for _ in range(inputs):
+        for down in range(KERNEL):
+            # Taken as unsigned, what is below zero is above any side: one comparison instead of two.
+            valid = there & ((row + (down - PAD)).to(tl.uint32) < in_height)
+            for right in tl.static_range(KERNEL):
+                here = valid
+                if PAD > 0:
+                    here = valid & ((column + (right - PAD)).to(tl.uint32) < in_width)
+                x = tl.load(seen + down * in_width + right, mask=here, other=0.0)
+                tap = down * KERNEL + right
+                behind = (KERNEL * KERNEL - 1 - tap if FLIPPED else tap) * WEIGHT_TAP
+                total += x * tl.load(own + behind, mask=wanted, other=0.0)
+        seen += image_channel
+        own += weight_input
+    target = out + sample * out_sample + (client * outputs + output) * out_channel + place
+    tl.store(target, total, mask=there & wanted)
+
+
+@triton.jit(do_not_specialize=[name for name in STRIDES if not name.startswith("out")])
+def _correlate(
+    image,
+    slope,
+    weight_slope,
+    bias_slope,
+    samples,
+    height,
+    in_height,
+    width,
+    inputs,
+    outputs,
+    image_sample,
+    image_channel,
+    slope_sample,
+    slope_channel,
+    KERNEL: tl.constexpr,
+    PAD: tl.constexpr,
+    BIAS: tl.constexpr,
+    TAPS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    PIXELS: tl.constexpr,
+):
+    """weight_slope[part, s, kh, kw, c, o] = Σ_p image[pixel of p under (kh, kw), c] · slope[p, o], and bias_slope.
+
+    A program has all taps of one input channel and some outputs, over every so manieth sample. The bias is a tap more,
+    under which all pixels are 1. Rows of the slope are as long as those of the image.
+    """
+    client, part, parts = tl.program_id(1), tl.program_id(2), tl.num_programs(2)
+    channel, block = tl.program_id(0) % inputs, tl.program_id(0) // inputs
+    tap = tl.arange(0, TAPS)[:, None, None]
+    output = (block * OUTPUTS + tl.arange(0, OUTPUTS))[None, :, None]
+    down, right = tap // KERNEL - PAD, tap % KERNEL - PAD
+    seen = image + (client * inputs + channel) * image_channel + (down * width + right)
+    behind = slope + (client * outputs + output) * slope_channel
+    total = tl.zeros((TAPS, OUTPUTS, PIXELS), dtype=tl.float32)
+    for sample in range(part, samples, parts):
+        for first in range(0, height * width, PIXELS):
+            place = (first + tl.arange(0, PIXELS))[None, None, :]
+            row, column = place // width, place % width
+            there = place < height * width
+            inside = ((row + down).to(tl.uint32) < in_height) & ((column + right).to(tl.uint32) < width)
+            valid = there & inside & (tap < KERNEL * KERNEL)
+            x = tl.load(seen + sample * image_sample + place, mask=valid, other=0.0)
+            g = tl.load(behind + sample * slope_sample + place, mask=there & (output < outputs), other=0.0)
+            total += tl.where(tap == KERNEL * KERNEL, 1.0, x) * g
+    summed = tl.sum(total, axis=2)
+    tap = tl.arange(0, TAPS)[:, None]
+    output = (block * OUTPUTS + tl.arange(0, OUTPUTS))[None, :]
+    owner = part * tl.num_programs(1) + client
+    slot = ((owner * KERNEL * KERNEL + tap) * inputs + channel) * outputs + output
+    tl.store(weight_slope + slot, summed, mask=(tap < KERNEL * KERNEL) & (output < outputs))
+    if BIAS:  # the programs of all channels come to the same sum
+        slot = owner * outputs + output + 0 * tap
+        tl.store(bias_slope + slot, summed, mask=(tap == KERNEL * KERNEL) & (output < outputs))
+
+
+class SmallConvolution(torch.autograd.Function):
+    """A square convolution of stride 1 in float32: folded activations [B, S·in, H, W], weights [S, out, in, k, k].
+
+    The result is as large as the image or smaller.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, padding: int) -> Tensor:
+        """[B, S·out, H′, W′], in planes."""
+        clients, outputs, _, kernel, _ = weight.shape
+        height, width = (side + 2 * padding - kernel + 1 for side in x.shape[2:])
+        x = _planes(x)
+        out = torch.empty(len(x), clients * outputs, height, width, device=x.device)
+        slide(x, weight, bias, out, padding, flipped=False)
+        ctx.save_for_backward(x, weight)
+        ctx.padding, ctx.biased = padding, bias is not None
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of the input, the weights and the bias."""
+        x, weight = ctx.saved_tensors
+        grad, dx = _planes(grad), None
+        if ctx.needs_input_grad[0]:
+            dx = torch.empty(x.shape, device=x.device)
+            slide(grad, weight.transpose(1, 2), None, dx, weight.shape[-1] - 1 - ctx.padding, flipped=True)
+        dw, db = correlate(x, grad, weight.shape, ctx.padding, biased=ctx.biased)
+        return dx, dw, db, None
+
+
+def slide(image: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, padding: int, *, flipped: bool) -> None:
+    """`out` from `image` and weights [S, O, C, k, k]; see the kernel."""
+    clients, outputs, inputs, kernel, _ = weight.shape
+    plane = out.shape[2] * out.shape[3]
+    # A thread has up to four pixels, which share what it reads of the weights.
+    block = min(256, max(64, triton.next_power_of_2(plane)))
+    _slide[len(out), clients, triton.cdiv(plane, block)](
+        image, weight, bias, out, *image.shape[2:], *out.shape[2:], inputs, outputs, *image.stride()[:2],
+        *out.stride()[:2], weight.stride(0), weight.stride(2), 0 if bias is None else bias.stride(0),
+        WEIGHT_OUTPUT=weight.stride(1), WEIGHT_TAP=weight.stride(4), KERNEL=kernel, PAD=padding, FLIPPED=flipped,
+        BIAS=bias is not None, OUTPUTS=triton.next_power_of_2(outputs), PIXELS=block, num_warps=2,
+    )  # fmt: skip
+
+
+def correlate(
+    image: Tensor, slope: Tensor, shape: torch.Size, padding: int, *, biased: bool
+) -> tuple[Tensor, Tensor | None]:
+    """The gradients of weights [S, O, C, k, k], which lie in memory as [S, k, k, C, O], and of the bias."""
+    clients, outputs, inputs, kernel, _ = shape
+    height, width = slope.shape[2], image.shape[3]
+    if slope.shape[3] < width:
+        slope = functional.pad(slope, (0, width - slope.shape[3]))
+    block = 2 if outputs < 8 else 4  # outputs that share what is read of the image
+    programs = clients * inputs * triton.cdiv(outputs, block)
+    parts = max(1, min(len(slope), 8 * PROCESSORS // programs))
+    dw = torch.empty(parts, clients, kernel, kernel, inputs, outputs, device=image.device)
+    db = torch.empty(parts, clients, outputs, device=image.device) if biased else None
+    _correlate[triton.cdiv(outputs, block) * inputs, clients, parts](
+        image, slope, dw, db, len(slope), height, image.shape[2], width, inputs, outputs, *image.stride()[:2],
+        *slope.stride()[:2], KERNEL=kernel, PAD=padding, BIAS=biased, TAPS=triton.next_power_of_2(kernel * kernel + 1),
+        OUTPUTS=block, PIXELS=32, num_warps=1,
+    )  # fmt: skip
+    return _added(dw).permute(0, 4, 3, 1, 2), None if db is None else _added(db)
+
+
+def _added(parts: Tensor) -> Tensor:
+    return parts[0] if len(parts) == 1 else parts.sum(0)
+
+
+def _planes(images: Tensor) -> Tensor:
+    """The images with every channel of a sample as one plane."""
+    height, width = images.shape[2:]
+    return images if images.stride()[2:] == (width, 1) or height * width == 1 else images.contiguous()
