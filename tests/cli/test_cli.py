@@ -11,13 +11,16 @@ import sys
 import time
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import fedsat as package
 from fedsat.cli import main
+from fedsat.cli.batch import train
 from fedsat.cli.paper import _choice
+from fedsat.paper.results import read_results
 from fedsat.version import __version__
 from runs import killed_after, results
 
@@ -170,6 +173,20 @@ def test_paper(capsys: pytest.CaptureFixture[str]) -> None:
     assert "90.10" in out
     assert "rank correlation with the paper" in out
     assert "nothing here can be compared with the paper" in out
+
+
+def test_results_are_kept_run_by_run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    path, kept = Path("runs/paper/table-ls-smoke.csv"), []
+
+    def watched(*given: Any, **options: Any) -> None:
+        kept.append([result.line["contender"] for result in read_results(path)])
+        train(*given, **options)
+
+    monkeypatch.setattr("fedsat.cli.batch.train", watched)
+    only = ["--only", "dataset=mnist,model=mlp,lr=0.01,method=fedavg,fedprox"]
+    assert fedsat(capsys, "paper", "run", "table-ls", *only)[0] == 0
+    assert kept == [[], ["fedavg"]]
+    assert [result.line["contender"] for result in read_results(path)] == ["fedavg", "fedprox"]
 
 
 def test_variants_can_be_chosen() -> None:

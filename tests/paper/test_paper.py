@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,14 @@ def test_results_of_another_configuration_do_not_mix(tmp_path: Path) -> None:
     assert len(read_results(path)) == 3
     add_results(path, results_of(cell, "", "full", new))
     assert [(r.seed, r.line["extra"]) for r in read_results(path)] == [(0, "augment=crop-flip"), (0, "")]
+
+
+def test_writers_of_one_file_wait_for_each_other(tmp_path: Path) -> None:
+    path, cell = tmp_path / "table-lsmc-full.csv", cells(STUDIES["table-lsmc"])[0]
+    (line,) = results_of(cell, "", "full", make_run(tmp_path / "run", algorithm="elastic", seed=0))
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda seed: add_results(path, [Result({**line.line, "seed": str(seed)})]), range(24)))
+    assert sorted(result.seed for result in read_results(path)) == list(range(24))
 
 
 def test_results_stay_when_methods_get_new_options(tmp_path: Path) -> None:

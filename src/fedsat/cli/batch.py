@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -62,21 +62,29 @@ def train(console: Console, run: Run, label: str | None = None, lines: int | Non
         raise
 
 
-def carry_out(console: Console, jobs: Sequence[Job], shelf: Shelf, processes: int = 1) -> Outcome:
-    """Have every job's run: from the shelf, or trained now, `processes` at a time.
+def carry_out(
+    console: Console,
+    jobs: Sequence[Job],
+    shelf: Shelf,
+    processes: int = 1,
+    keep: Callable[[StoredRun], object] = lambda _: None,
+) -> Outcome:
+    """Have every job's run: from the shelf, or trained now, `processes` at a time; each is handed to `keep` at once.
 
     A training that diverges does not stop the others. Ctrl-C does; the same command then goes on where it was.
     """
     outcome = Outcome()
     # Two jobs may ask for the same run.
     wanted = {identity(job.config.table()): job for job in jobs if shelf.find(job.config) is None}
-    if done := sum(shelf.find(job.config) is not None for job in jobs):
-        say(console, f"{done} of {len(jobs)} runs are done already")
+    if there := [run for job in jobs if (run := shelf.find(job.config)) is not None]:
+        say(console, f"{len(there)} of {len(jobs)} runs are done already")
+    for run in there:
+        keep(run)
     train_all = _one_by_one if processes == 1 else _side_by_side
     try:
         for ended in train_all(console, list(wanted.values()), shelf, processes):
             if ended.error is None:
-                shelf.add(ended.folder)
+                keep(shelf.add(ended.folder))
             else:
                 outcome.failures[ended.label] = ended.error
                 say(console, f"{ended.label} failed: {ended.error}")

@@ -19,7 +19,7 @@ from fedsat.cli.options import AtOnce, read_settings
 from fedsat.errors import UsageError, unknown
 from fedsat.experiment.config import Config
 from fedsat.experiment.record import speaking_of, write_whole
-from fedsat.experiment.store import ONLY_HOW, Shelf
+from fedsat.experiment.store import ONLY_HOW, Shelf, StoredRun, identity
 from fedsat.paper import SCALES, STUDIES, Study, find
 from fedsat.paper.document import spread, write_document
 from fedsat.paper.results import Result, add_results, read_results, results_file, results_of
@@ -97,15 +97,18 @@ def run(
     ]
     jobs = [Job(_run_name(study, cell, config), config) for cell, config in chosen]
     shelf, path = Shelf(out), results_file(results or (out if scale == "smoke" else RESULTS), study, scale)
-    try:
-        outcome = carry_out(console, jobs, shelf, at_once)
-    finally:
-        # Interrupted or not, what is done is kept.
-        extra = ", ".join(f"{key}={value}" for key, value in settings if key not in ONLY_HOW)
-        found = ((cell, shelf.find(config)) for cell, config in chosen)
-        lines = [line for cell, done in found if done is not None for line in results_of(cell, extra, scale, done)]
-        if lines:
-            add_results(path, lines)
+    extra = ", ".join(f"{key}={value}" for key, value in settings if key not in ONLY_HOW)
+    shown_in: dict[str, list[Cell]] = {}
+    for cell, config in chosen:
+        shown_in.setdefault(identity(config.table()), []).append(cell)
+
+    def keep(done: StoredRun) -> None:
+        """Write down a run as soon as it is done: whatever ends this process later, its results stay."""
+        add_results(
+            path, [line for own in shown_in[identity(done.table)] for line in results_of(own, extra, scale, done)]
+        )
+
+    outcome = carry_out(console, jobs, shelf, at_once, keep)
     say(console, f"results: {path}")
     outcome.complain()
 

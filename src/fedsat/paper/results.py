@@ -5,13 +5,15 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedsat import lock
 from fedsat.errors import UsageError
 from fedsat.experiment.numbers import LAST
 from fedsat.experiment.record import speaking_of, write_whole
@@ -159,23 +161,34 @@ def read_results(path: Path) -> list[Result]:
 
 
 def add_results(path: Path, new: Iterable[Result]) -> list[Result]:
-    """Put results into a file; those of other cells and seeds stay.
+    """Put results into a file; those of other cells and seeds stay, and of other processes that write to it.
 
     Seeds of a cell that ran with another configuration, for example with former defaults, give way: a mean over
     both would be a mean of nothing.
     """
     added = list(new)
     current = {result.key: result.experiment for result in added}
-    old = [r for r in read_results(path) if r.key not in current or current[r.key] == r.experiment]
-    kept = {(*result.key, result.seed): result for result in (*old, *added)}
-    text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(result.line for result in kept.values())
+    with _alone(path):
+        old = [r for r in read_results(path) if r.key not in current or current[r.key] == r.experiment]
+        kept = {(*result.key, result.seed): result for result in (*old, *added)}
+        text = io.StringIO()
+        writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(result.line for result in kept.values())
+        with speaking_of(path):
+            write_whole(path, text.getvalue().encode())
+    return list(kept.values())
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Keep other processes from changing a file of results between our reading and our writing it."""
     with speaking_of(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, text.getvalue().encode())
-    return list(kept.values())
+        file = (path.parent / f".{path.name}.lock").open("a+b")
+    with file:
+        lock.take(file.fileno(), wait=True)
+        yield
 
 
 def by_cell(results: Sequence[Result]) -> dict[Key, list[Result]]:
