@@ -10,7 +10,6 @@ from torch import Tensor
 
 from fedsat.algorithms.objective import Objective, cross_entropy, objectives
 from fedsat.errors import UsageError
-from fedsat.metrics import confusion_counts
 from fedsat.options import Option
 from fedsat.tree import Tree, expand
 
@@ -55,8 +54,8 @@ class PredictionSensitiveLoss(Objective):
         if self.source == "evaluation":
             params, buffers = expand(task.start.params, clients), expand(task.start.buffers, clients)
             for batch in task.examples():
-                logits = task.network(params, buffers, batch.x).logits
-                mistakes = mistakes + count(logits.argmax(-1), batch, classes)
+                predicted = task.network(params, buffers, batch.x).logits.argmax(-1)
+                mistakes = count(mistakes, torch.add(predicted, batch.y, alpha=classes), batch.real)
         return {"mistakes": mistakes}
 
     def loss(self, carry: Tree, outputs: Outputs, batch: Batch) -> tuple[Tensor, Tree]:
@@ -64,11 +63,10 @@ class PredictionSensitiveLoss(Objective):
         losses = cross_entropy(outputs.logits, batch.y)
         with torch.no_grad():
             mistakes, classes = carry["mistakes"], outputs.logits.shape[-1]
-            predicted = outputs.logits.argmax(-1)
+            cells = torch.add(outputs.logits.argmax(-1), batch.y, alpha=classes)
             if self.source == "training":
-                mistakes = mistakes + count(predicted, batch, classes)
-            costs = self.costs(mistakes.to(losses.dtype)).flatten(1)
-            own_costs = costs.gather(1, batch.y * classes + predicted)
+                mistakes = count(mistakes, cells, batch.real)
+            own_costs = self.costs(mistakes.to(losses.dtype)).flatten(1).gather(1, cells)
         return own_costs * losses, {"mistakes": mistakes}
 
     def end(self, carry: Tree) -> Tree:
@@ -77,16 +75,18 @@ class PredictionSensitiveLoss(Objective):
 
     def costs(self, mistakes: Tensor) -> Tensor:
         """The cost matrix C = [cs] of M, [C, m, m]: 1 on the diagonal, ε₁…ε₂ elsewhere."""
-        right = torch.eye(mistakes.shape[-1], dtype=torch.bool, device=mistakes.device)
-        low = high = mistakes
-        if self.over == "errors":
-            low, high = mistakes.masked_fill(right, torch.inf), mistakes.masked_fill(right, -torch.inf)
-        lowest, highest = low.amin((-2, -1), keepdim=True), high.amax((-2, -1), keepdim=True)
+        classes, compared = mistakes.shape[-1], mistakes
+        if self.over == "errors" and classes > 1:
+            # From the first cell to the last but one, every (m+1)th is on the diagonal: the first column of this view.
+            compared = mistakes.flatten(1)[:, :-1].view(-1, classes - 1, classes + 1)[..., 1:]
+        lowest, highest = compared.amin((-2, -1), keepdim=True), compared.amax((-2, -1), keepdim=True)
         span = highest - lowest
         share = torch.where(span > 0, (mistakes - lowest) / span, 0.0)
-        return (self.epsilon1 + share * (self.epsilon2 - self.epsilon1)).masked_fill(right, 1.0)
+        costs = self.epsilon1 + share * (self.epsilon2 - self.epsilon1)
+        costs.diagonal(dim1=-2, dim2=-1).fill_(1.0)
+        return costs
 
 
-def count(predicted: Tensor, batch: Batch, classes: int) -> Tensor:
-    """How often each true class (row) was predicted as each class (column) in the real samples of a batch."""
-    return confusion_counts(batch.y.masked_fill(~batch.real, -1), predicted, classes).to(torch.float32)
+def count(mistakes: Tensor, cells: Tensor, real: Tensor) -> Tensor:
+    """M [C, m, m] with a batch's real samples counted into their cells, true class · m + predicted class."""
+    return mistakes.flatten(1).scatter_add(1, cells, real.to(mistakes.dtype)).view_as(mistakes)
