@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 if sys.platform == "win32":
     import msvcrt
@@ -28,3 +31,13 @@ else:
         except BlockingIOError:
             return False
         return True
+
+
+@contextmanager
+def holding(file: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Hold the lock that `file` stands for; `waiting` is called first if another process has it."""
+    with file.open("a+b") as opened:
+        if not take(opened.fileno(), wait=False):
+            waiting()
+            take(opened.fileno(), wait=True)
+        yield

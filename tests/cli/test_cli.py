@@ -189,6 +189,24 @@ def test_results_are_kept_run_by_run(capsys: pytest.CaptureFixture[str], monkeyp
     assert [result.line["contender"] for result in read_results(path)] == ["fedavg", "fedprox"]
 
 
+def test_results_that_cannot_be_kept_are_known_before_training(capsys: pytest.CaptureFixture[str]) -> None:
+    path = Path("runs/paper/table-ls-smoke.csv")
+    path.parent.mkdir(parents=True)
+    path.write_text("<<<<<<< HEAD\nwhat,ever\n1,2\n")
+    only = ["--only", "dataset=mnist,model=mlp,lr=0.01,method=fedavg"]
+    code, _, err = fedsat(capsys, "paper", "run", "table-ls", *only)
+    assert code == 2
+    assert "it is not a file of results" in err
+    assert list(path.parent.glob("*/")) == []
+
+
+def test_a_run_that_several_cells_show_is_kept_for_each(capsys: pytest.CaptureFixture[str]) -> None:
+    assert fedsat(capsys, "paper", "run", "table-ls", "--only", "dataset=mnist,model=mlp,method=fedavg")[0] == 0
+    lines = [result.line for result in read_results(Path("runs/paper/table-ls-smoke.csv"))]
+    assert [line["setting"] for line in lines] == ["mnist, mlp, lr=0.001", "mnist, mlp, lr=0.01"]
+    assert len({line["cell"] for line in lines}) == 1  # smoke has a rate of its own
+
+
 def test_variants_can_be_chosen() -> None:
     chosen = _choice("variant=fedavg,fedsat gamma=1.0,dataset=mnist,cifar10")
     assert chosen == {"variant": ["fedavg", "fedsat gamma=1.0"], "dataset": ["mnist", "cifar10"]}

@@ -14,6 +14,9 @@ from fedsat.algorithms import FedAvg, algorithms
 from fedsat.data import Dataset, Split
 from fedsat.engine import Calls, Engine, Federated, PlayedRound, SequentialEngine, play_round, start
 from fedsat.engine.base import BaseEngine
+from fedsat.engine.fold import FoldedConv2d, fold
+from fedsat.engine.kernels import without_second_derivative
+from fedsat.engine.network import Aside
 from fedsat.engine.quick import QuickTanh, disjoint_means
 from fedsat.errors import TrainingError, UsageError
 from fedsat.models import BatchNormRelu
@@ -204,9 +207,50 @@ def test_quick_pooling_is_pooling(side: int, height: int, width: int, order: tor
     quick, plain = disjoint_means(x, side), torch.nn.functional.avg_pool2d(x, side)
     assert torch.equal(quick, plain)
     pull = torch.randn(plain.shape, dtype=torch.float64)
-    slopes = [torch.autograd.grad(y, x, pull)[0] for y in (quick, plain)]
+    slopes = [torch.autograd.grad(y, x, pull, retain_graph=True)[0] for y in (quick, plain)]
     torch.testing.assert_close(*slopes, rtol=1e-14, atol=0)
     assert slopes[0].stride() == x.stride()
+    bent = [torch.autograd.grad(y.square().sum(), x, create_graph=True)[0] for y in (quick, plain)]
+    curvatures = [torch.autograd.grad(slope.square().sum(), x)[0] for slope in bent]
+    torch.testing.assert_close(*curvatures, rtol=1e-14, atol=0)
+
+
+class Doubled(torch.autograd.Function):
+    """2x, as a kernel would compute it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        del ctx
+        return 2 * x
+
+    @staticmethod
+    @without_second_derivative
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        del ctx
+        return 2 * grad
+
+
+def test_kernels_without_second_derivatives_say_so() -> None:
+    x = torch.ones(3, requires_grad=True)
+    out = Doubled.apply(x).square().sum()  # type: ignore[no-untyped-call]
+    assert torch.autograd.grad(out, x, retain_graph=True)[0].tolist() == [8, 8, 8]
+    with pytest.raises(UsageError, match="--engine sequential"):
+        torch.autograd.grad(out, x, create_graph=True)
+
+
+@pytest.mark.parametrize(
+    ("layers", "planes"),
+    [
+        ([nn.Conv2d(1, 6, 5, padding=2), nn.Tanh(), nn.Conv2d(6, 16, 5)], [True, True]),
+        ([nn.Conv2d(1, 6, 5, padding=3), nn.Conv2d(6, 17, 3)], [False, False]),
+        ([nn.Conv2d(3, 8, 7), nn.Conv2d(8, 8, 3, stride=2), nn.Conv2d(8, 8, 3, padding="same")], [False] * 3),
+        ([nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.Conv2d(8, 32, 3)], [True, False]),
+        ([nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)], [False]),
+    ],
+)
+def test_which_convolutions_go_by_planes(layers: list[nn.Module], planes: list[bool]) -> None:
+    folded = fold(nn.Sequential(*layers), Aside(), torch.channels_last, training=True)
+    assert [layer.planes for layer in folded.modules() if isinstance(layer, FoldedConv2d)] == planes
 
 
 def test_workers_evaluate_side_by_side_as_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:

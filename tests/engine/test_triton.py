@@ -57,12 +57,12 @@ def test_convolutions_equal_torch(
 
 
 @pytest.mark.parametrize(
-    ("inputs", "outputs", "kernel", "padding", "side"),
-    [(1, 6, 5, 2, 28), (6, 16, 5, 0, 14), (3, 5, 3, 1, 7), (16, 2, 1, 0, 4), (4, 3, 4, 1, 5)],
+    ("inputs", "outputs", "kernel", "padding", "height", "width"),
+    [(1, 6, 5, 2, 28, 28), (6, 16, 5, 0, 14, 14), (3, 5, 3, 1, 7, 12), (16, 2, 1, 0, 4, 1), (4, 3, 4, 1, 9, 5)],
 )
 @pytest.mark.parametrize("clients", [1, 2, 15])
 @pytest.mark.parametrize("order", [torch.channels_last, torch.contiguous_format], ids=str)
-@pytest.mark.parametrize("weights", ["plain", "tap by tap", "shared"])
+@pytest.mark.parametrize("weights", ["plain", "tap by tap", "shared", "turned"])
 def test_small_convolutions_equal_torch(
     weights: str,
     order: torch.memory_format,
@@ -71,18 +71,21 @@ def test_small_convolutions_equal_torch(
     outputs: int,
     kernel: int,
     padding: int,
-    side: int,
+    height: int,
+    width: int,
 ) -> None:
     from fedsat.engine.triton_small import SmallConvolution  # noqa: PLC0415 (needs Triton)
 
     options = {"device": "cuda", "generator": torch.Generator("cuda").manual_seed(0)}
-    x = torch.randn(16, clients * inputs, side, side, **options).contiguous(memory_format=order)
+    x = torch.randn(16, clients * inputs, height, width, **options).contiguous(memory_format=order)
     weight = 0.1 * torch.randn(clients, outputs, inputs, kernel, kernel, **options)
     bias = torch.randn(clients, outputs, **options)
     if weights == "tap by tap":  # as graphs keep them
         weight = in_tap_order(weight)
     elif weights == "shared":  # as MOON evaluates the received model for all clients
         weight, bias = (tensor[:1].expand_as(tensor) for tensor in (weight, bias))
+    elif weights == "turned":  # as a user may have made them
+        weight = weight.transpose(3, 4)
     given = [tensor.requires_grad_() for tensor in ((x, weight) if weights == "plain" else (x, weight, bias))]
     ours = SmallConvolution.apply(*given, *[None] * (3 - len(given)), padding)
     exact = [tensor.detach().double().requires_grad_() for tensor in given]

@@ -121,7 +121,7 @@ def test_results_of_another_configuration_do_not_mix(tmp_path: Path) -> None:
     add_results(path, results_of(cell, "augment=crop-flip", "full", new))  # another cell: all stay
     assert len(read_results(path)) == 3
     add_results(path, results_of(cell, "", "full", new))
-    assert [(r.seed, r.line["extra"]) for r in read_results(path)] == [(0, "augment=crop-flip"), (0, "")]
+    assert [(r.seed, r.line["extra"]) for r in read_results(path)] == [(0, ""), (0, "augment=crop-flip")]
 
 
 def test_writers_of_one_file_wait_for_each_other(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -67,27 +68,28 @@ def carry_out(
     jobs: Sequence[Job],
     shelf: Shelf,
     processes: int = 1,
-    keep: Callable[[StoredRun], object] = lambda _: None,
+    keep: Callable[[Sequence[StoredRun]], object] = lambda _: None,
 ) -> Outcome:
-    """Have every job's run: from the shelf, or trained now, `processes` at a time; each is handed to `keep` at once.
+    """Have every job's run: from the shelf, or trained now, `processes` at a time; `keep` gets what is done at once.
 
     A training that diverges does not stop the others. Ctrl-C does; the same command then goes on where it was.
     """
     outcome = Outcome()
     # Two jobs may ask for the same run.
     wanted = {identity(job.config.table()): job for job in jobs if shelf.find(job.config) is None}
-    if there := [run for job in jobs if (run := shelf.find(job.config)) is not None]:
+    there = [run for job in jobs if (run := shelf.find(job.config)) is not None]
+    if there:
         say(console, f"{len(there)} of {len(jobs)} runs are done already")
-    for run in there:
-        keep(run)
+    keep(there)  # even if there are none: where they cannot be kept, nobody wants to hear of it hours later
     train_all = _one_by_one if processes == 1 else _side_by_side
     try:
-        for ended in train_all(console, list(wanted.values()), shelf, processes):
-            if ended.error is None:
-                keep(shelf.add(ended.folder))
-            else:
-                outcome.failures[ended.label] = ended.error
-                say(console, f"{ended.label} failed: {ended.error}")
+        with closing(train_all(console, list(wanted.values()), shelf, processes)) as ends:
+            for ended in ends:
+                if ended.error is None:
+                    keep([shelf.add(ended.folder)])
+                else:
+                    outcome.failures[ended.label] = ended.error
+                    say(console, f"{ended.label} failed: {ended.error}")
     except STOPPED:
         done = sum(shelf.find(job.config) is not None for job in jobs)
         say(console, f"{done} of {len(jobs)} runs are done; the same command goes on from here")
@@ -96,7 +98,7 @@ def carry_out(
     return outcome
 
 
-def _one_by_one(console: Console, jobs: Sequence[Job], shelf: Shelf, _: int) -> Iterator[Ended]:
+def _one_by_one(console: Console, jobs: Sequence[Job], shelf: Shelf, _: int) -> Generator[Ended]:
     for number, job in enumerate(jobs, start=1):
         run, folder = open_run(job.config, shelf.unfinished(job.config), shelf.place(job.label))
         error = None
@@ -107,7 +109,7 @@ def _one_by_one(console: Console, jobs: Sequence[Job], shelf: Shelf, _: int) -> 
         yield Ended(job.label, folder, error)
 
 
-def _side_by_side(console: Console, jobs: Sequence[Job], shelf: Shelf, processes: int) -> Iterator[Ended]:
+def _side_by_side(console: Console, jobs: Sequence[Job], shelf: Shelf, processes: int) -> Generator[Ended]:
     tasks: dict[Path, Task] = {}
     for job in jobs:
         fresh = shelf.place(job.label, tasks)

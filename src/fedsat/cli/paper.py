@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
@@ -102,11 +103,10 @@ def run(
     for cell, config in chosen:
         shown_in.setdefault(identity(config.table()), []).append(cell)
 
-    def keep(done: StoredRun) -> None:
-        """Write down a run as soon as it is done: whatever ends this process later, its results stay."""
-        add_results(
-            path, [line for own in shown_in[identity(done.table)] for line in results_of(own, extra, scale, done)]
-        )
+    def keep(done: Sequence[StoredRun]) -> None:
+        """Write runs down as soon as they are done: whatever ends this process later, their results stay."""
+        shown = ((cell, run) for run in done for cell in shown_in[identity(run.table)])
+        add_results(path, [line for cell, run in shown for line in results_of(cell, extra, scale, run)])
 
     outcome = carry_out(console, jobs, shelf, at_once, keep)
     say(console, f"results: {path}")

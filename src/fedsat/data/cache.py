@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -68,12 +68,9 @@ def write(name: str, arrays: Arrays) -> Path:
 def locked(name: str, waiting: Callable[[], None]) -> Iterator[None]:
     """Hold a dataset's lock; call `waiting` first if another process has it. It ends with the process."""
     root = cache_folder()
-    with _writable(root):
-        file = (root / f".{name}.lock").open("a+b")
-    with file:
-        if not lock.take(file.fileno(), wait=False):
-            waiting()
-            lock.take(file.fileno(), wait=True)
+    with ExitStack() as held:
+        with _writable(root):
+            held.enter_context(lock.holding(root / f".{name}.lock", waiting))
         yield
 
 

@@ -84,7 +84,7 @@ class FoldedConv2d(nn.Conv2d):
     """Whether channels are so few that a GPU is faster with images in planes, whatever the order elsewhere."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """[B, S·out, H′, W′]; on a GPU by a kernel of our own, unless a single client is evaluated."""
+        """[B, S·out, H′, W′]; on a GPU by kernels of our own, but a single client with many channels by cuDNN."""
         kind = torch.bfloat16 if torch.is_autocast_enabled(input.device.type) else input.dtype
         # In float32 cuDNN is the faster one where channels are many.
         suited = kind == torch.bfloat16 or (kind == torch.float32 and min(self.in_channels, self.out_channels) <= 32)

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 
@@ -64,9 +63,11 @@ class _DisjointMeans(torch.autograd.Function):
         return functional.avg_pool2d(x, side)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         side, (height, width) = ctx.side, ctx.like.shape[2:]
+        if torch.is_grad_enabled():  # somebody wants second derivatives
+            spread = grad.repeat_interleave(side, 2).repeat_interleave(side, 3) / side**2
+            return functional.pad(spread, (0, width % side, 0, height % side)), None
         dx = torch.empty_like(ctx.like, device=grad.device)
         if height % side or width % side:
             dx.zero_()  # pixels beyond the last window

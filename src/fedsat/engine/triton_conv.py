@@ -15,7 +15,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from fedsat.engine.kernels import without_second_derivative
 
 PROCESSORS = 132
 """Multiprocessors of a Hopper GPU: with fewer programs than this, smaller tiles or a split keep all of them busy."""
@@ -295,7 +296,7 @@ class StackedConvolution(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @without_second_derivative
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of the input and of the weights."""
         x, taps = ctx.saved_tensors

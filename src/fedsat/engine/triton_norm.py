@@ -14,7 +14,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from fedsat.engine.kernels import without_second_derivative
 
 PROGRAMS = 528
 """Programs that keep a Hopper GPU busy: four for each of its multiprocessors."""
@@ -322,7 +323,7 @@ class StackedNorm(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @without_second_derivative
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of the input, of weight and bias, and of the shortcut."""
         x, weight, statistics, out, real = ctx.saved_tensors

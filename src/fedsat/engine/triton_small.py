@@ -14,16 +14,14 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from fedsat.engine.kernels import without_second_derivative
 from fedsat.engine.triton_conv import PROCESSORS
 
-STRIDES = ["image_sample", "image_channel", "out_sample", "out_channel", "slope_sample", "slope_channel"]
-"""Not to be specialised: were they known to be even, tiles would be read in different ways and turned in between."""
 
-
-@triton.jit(do_not_specialize=[name for name in STRIDES if not name.startswith("slope")])
+# Were strides known to be even, a kernel's tiles would be read in different ways and turned round in between.
+@triton.jit(do_not_specialize=["image_sample", "image_channel", "out_sample", "out_channel"])
 def _slide(
     image,
     weights,
@@ -84,7 +82,7 @@ def _slide(
     tl.store(target, total, mask=there & wanted)
 
 
-@triton.jit(do_not_specialize=[name for name in STRIDES if not name.startswith("out")])
+@triton.jit(do_not_specialize=["image_sample", "image_channel", "slope_sample", "slope_channel"])
 def _correlate(
     image,
     slope,
@@ -153,22 +151,27 @@ class SmallConvolution(torch.autograd.Function):
         clients, outputs, _, kernel, _ = weight.shape
         height, width = (side + 2 * padding - kernel + 1 for side in x.shape[2:])
         x = _planes(x)
-        out = torch.empty(len(x), clients * outputs, height, width, device=x.device)
+        if weight.stride(3) != kernel * weight.stride(4):
+            weight = weight.contiguous()  # taps at one distance, from row to row too
+        bias = bias if bias is None or bias.stride(1) == 1 else bias.contiguous()
+        out = x.new_empty(len(x), clients * outputs, height, width)
         slide(x, weight, bias, out, padding, flipped=False)
         ctx.save_for_backward(x, weight)
         ctx.padding, ctx.biased = padding, bias is not None
         return out
 
     @staticmethod
-    @once_differentiable
+    @without_second_derivative
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of the input, the weights and the bias."""
         x, weight = ctx.saved_tensors
         grad, dx = _planes(grad), None
         if ctx.needs_input_grad[0]:
-            dx = torch.empty(x.shape, device=x.device)
+            dx = x.new_empty(x.shape)
             slide(grad, weight.transpose(1, 2), None, dx, weight.shape[-1] - 1 - ctx.padding, flipped=True)
-        dw, db = correlate(x, grad, weight.shape, ctx.padding, biased=ctx.biased)
+        dw = db = None
+        if any(ctx.needs_input_grad[1:3]):
+            dw, db = correlate(x, grad, weight.shape, ctx.padding, biased=ctx.biased)
         return dx, dw, db, None
 
 
@@ -197,8 +200,8 @@ def correlate(
     block = 2 if outputs < 8 else 4  # outputs that share what is read of the image
     programs = clients * inputs * triton.cdiv(outputs, block)
     parts = max(1, min(len(slope), 8 * PROCESSORS // programs))
-    dw = torch.empty(parts, clients, kernel, kernel, inputs, outputs, device=image.device)
-    db = torch.empty(parts, clients, outputs, device=image.device) if biased else None
+    dw = image.new_empty(parts, clients, kernel, kernel, inputs, outputs)
+    db = image.new_empty(parts, clients, outputs) if biased else None
     _correlate[triton.cdiv(outputs, block) * inputs, clients, parts](
         image, slope, dw, db, len(slope), height, image.shape[2], width, inputs, outputs, *image.stride()[:2],
         *slope.stride()[:2], KERNEL=kernel, PAD=padding, BIAS=biased, TAPS=triton.next_power_of_2(kernel * kernel + 1),

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -163,6 +163,8 @@ def read_results(path: Path) -> list[Result]:
 def add_results(path: Path, new: Iterable[Result]) -> list[Result]:
     """Put results into a file; those of other cells and seeds stay, and of other processes that write to it.
 
+    Without any it finds out whether the file could take them.
+
     Seeds of a cell that ran with another configuration, for example with former defaults, give way: a mean over
     both would be a mean of nothing.
     """
@@ -171,23 +173,33 @@ def add_results(path: Path, new: Iterable[Result]) -> list[Result]:
     with _alone(path):
         old = [r for r in read_results(path) if r.key not in current or current[r.key] == r.experiment]
         kept = {(*result.key, result.seed): result for result in (*old, *added)}
-        text = io.StringIO()
-        writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(result.line for result in kept.values())
-        with speaking_of(path):
-            write_whole(path, text.getvalue().encode())
+        if added:
+            with speaking_of(path):
+                write_whole(path, _text(sorted(kept.values(), key=_row)).encode())
     return list(kept.values())
+
+
+def _row(result: Result) -> tuple[str, str, str, int]:
+    """Where a run stands in a file, whichever came to its end first."""
+    contender, setting, extra = result.key
+    return setting, extra, contender, result.seed
+
+
+def _text(results: Iterable[Result]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(result.line for result in results)
+    return text.getvalue()
 
 
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
     """Keep other processes from changing a file of results between our reading and our writing it."""
-    with speaking_of(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = (path.parent / f".{path.name}.lock").open("a+b")
-    with file:
-        lock.take(file.fileno(), wait=True)
+    with ExitStack() as held:
+        with speaking_of(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            held.enter_context(lock.holding(path.parent / f".{path.name}.lock"))
         yield
 
 
