@@ -80,16 +80,14 @@ class TrainedRound:
 
 
 def new_meters(clients: int, device: torch.device) -> Tree:
-    """Meters of clients before their first step: the sum of losses, and where one was not finite."""
-    return {"loss": torch.zeros(clients, device=device), "bad": torch.zeros(clients, device=device)}
+    """Meters of clients before their first step: the sum of losses, and for how many steps it has been finite."""
+    return {"loss": torch.zeros(clients, device=device), "finite": torch.zeros(clients, device=device)}
 
 
 def meter(meters: Tree, losses: Tensor) -> Tree:
-    """Add a step's losses [C]. `bad` counts down from 0 while all is well, and stops at the number of the first step
-    whose loss was not finite."""
-    well, next_step = meters["bad"] <= 0, 1 - meters["bad"]
-    counted = torch.where(torch.isfinite(losses), -next_step, next_step)
-    return {"loss": meters["loss"] + losses.to(meters["loss"].dtype), "bad": torch.where(well, counted, meters["bad"])}
+    """Add a step's losses [C]. A sum that is not finite stays so: `finite` then stops at the last good step."""
+    total = meters["loss"] + losses.to(meters["loss"].dtype)
+    return {"loss": total, "finite": meters["finite"] + (total - total == 0)}  # isfinite in two operations, not four
 
 
 def finite(trained: TrainedRound) -> Tensor:
@@ -97,15 +95,14 @@ def finite(trained: TrainedRound) -> Tensor:
     updates, meters = trained.updates, trained.meters
     sent = [updates.model.params, updates.model.buffers, *updates.uploads.values()]
     whole = [torch.isfinite(tensor).reshape(len(tensor), -1).all(1) for tree in sent for tensor in tree.values()]
-    return (meters["bad"] <= 0) & torch.isfinite(meters["loss"]) & torch.stack(whole).all(0)
+    return torch.isfinite(meters["loss"]) & torch.stack(whole).all(0)
 
 
 def diverged(trained: TrainedRound, round_number: int) -> TrainingError:
     """The word on a round in which no client stayed finite: where the first of them left the finite numbers."""
     updates, meters, place = trained.updates, trained.meters, 0
-    step, steps = int(meters["bad"][place]), int(updates.steps[place])
-    summed = f"after {steps} steps: the sum of its losses or a number it sends"
-    what = f"step {step} of {steps}: the loss" if step > 0 else summed
+    good, steps = int(meters["finite"][place]), int(updates.steps[place])
+    what = f"step {good + 1} of {steps}: the loss" if good < steps else f"after {steps} steps: a number it sends"
     return TrainingError(
         f"round {round_number}, client {int(updates.clients[place])}, {what} is not finite; "
         f"a smaller --lr (now {updates.lr:g}) or a look at the client's data may help"

@@ -122,7 +122,7 @@ class RemoteEngine:
         )
         losses = torch.tensor([reply.loss for reply in own], device=self.device)
         states: list[State] = [{USED: {"round": torch.tensor(self._members.round)}} for _ in own]
-        return TrainedRound(updates, states, {"loss": losses, "bad": torch.zeros_like(losses)})
+        return TrainedRound(updates, states, {"loss": losses, "finite": updates.steps})
 
     def _stack(self, trees: Iterable[Tree]) -> Tree:
         gathered = list(trees)
