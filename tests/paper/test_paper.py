@@ -13,8 +13,9 @@ import fedsat
 from fedsat.experiment.store import identity
 from fedsat.paper import studies
 from fedsat.paper.document import write_document
+from fedsat.paper.overview import overview
 from fedsat.paper.results import Result, add_results, read_results, results_of
-from fedsat.paper.studies import SCALES, STUDIES, Cell, cells, configure, select
+from fedsat.paper.studies import METHODS, SCALES, STUDIES, Cell, cells, configure, select
 from fedsat.paper.variants import best_variants, read_variant, tuned_text
 from fedsat.paper.verdict import Verdict, compare, judge, missing, spearman, verdict_lines
 from report.made_runs import make_run
@@ -111,6 +112,31 @@ def test_ours_beside_the_papers(tmp_path: Path) -> None:
     assert "| fedsat | 98.49 | 93.50 ± 0.71 | -4.99 |" in text
     assert "4 of 180 cells are here." in text
     assert "cpu: test" in text
+
+
+def test_all_methods_at_a_glance(tmp_path: Path) -> None:
+    study, path = STUDIES["table-lsmc"], tmp_path / "table-lsmc-full.csv"
+    chosen = [cell for cell in select(study, {"model": ["mlp"], "dataset": ["mnist"]}, []) if "=6" not in cell.where]
+    for place, cell in enumerate(chosen):  # n = 2 and n = 4; FedSat is the last of METHODS, and the best
+        seeds = (0, 1) if cell.contender == "fedsat" else (0,)
+        for seed in seeds:
+            run = make_run(tmp_path / f"{place}-{seed}", algorithm=cell.contender, seed=seed)
+            (line, *_) = results_of(cell, "", "full", run)
+            accuracy = 50 + METHODS.index(cell.contender) + 20 * seed + 2 * ("=4" in cell.where)
+            add_results(path, [Result({**line.line, "accuracy_last_ten": f"{accuracy}"})])
+    (line, *_) = results_of(
+        chosen[0], "algorithm.tau=0.7", "full", make_run(tmp_path / "x", algorithm="elastic", seed=0)
+    )
+    lines = overview({("table-lsmc", "full"): [*read_results(path), line]})
+    # FedSat's second seed is left out, since nobody else has it: 50 + 9 with n = 2, 2 more with n = 4, 60 in the mean.
+    ends = [line.split(" | ")[-2:] for line in lines[2:]]
+    assert ends == [["**59.00**", "1 |"], ["**61.00**", "1 |"], ["**60.00**", " |"]]
+    assert lines[2].startswith("| lsmc, mnist, mlp, classes_per_client=2 | 50.00 | 51.00 | 52.00 |")
+    assert lines[4].startswith("| mean of the 2 settings with all methods | 51.00 |")
+
+    alone = [result for result in read_results(path) if result.seed == 1 or result.key[0] == "fedavg"]
+    assert overview({("table-lsmc", "full"): alone}) == []  # no seed in common
+    assert overview({}) == []
 
 
 def test_results_of_another_configuration_do_not_mix(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from fedsat.errors import UsageError
 from fedsat.experiment.record import speaking_of, write_whole
+from fedsat.paper.overview import overview
 from fedsat.paper.results import Result, made_with, read_results, results_file
 from fedsat.paper.studies import STUDIES, Study, cells
 from fedsat.paper.verdict import Entry, compare, missing, verdict_lines
@@ -22,20 +23,25 @@ number, which is that of the best round; *best* is ours in the best round, chose
 *difference* is ours minus the paper's. *Last ten* is the mean of the last ten rounds, which selects nothing.
 """
 
+GLANCE = "Mean of the last ten rounds over the seeds that all methods of a line have; a dash where nothing was run."
+
 REMARKS = "remarks.md"
 """What a person says to the results, beside them; it goes to the front of the page."""
 
 
 def write_document(folder: Path, path: Path) -> Path:
     """Write the page about all results in `folder`; smoke runs are no results and are left out."""
-    parts = [
-        section(study, scale, results)
+    kept = {
+        (study.name, scale): results
         for study in STUDIES.values()
         for scale in ("full", "short")
         if (results := read_results(results_file(folder, study, scale)))
-    ]
-    if not parts:
+    }
+    if not kept:
         raise UsageError(f"{folder} holds no results; fedsat paper run makes them")
+    parts = [section(STUDIES[name], scale, results) for (name, scale), results in kept.items()]
+    if lines := overview(kept):
+        parts.insert(0, "\n".join(["## At a glance", "", GLANCE, "", *lines, ""]))
     remarks = folder / REMARKS
     if remarks.is_file():
         with speaking_of(remarks):
