@@ -54,8 +54,8 @@ def disjoint_means(x: Tensor, side: int) -> Tensor:
 
 
 class _DisjointMeans(torch.autograd.Function):
-    """torch's kernel for the gradient looks at every pixel for the windows that may have seen it: it takes as long as a
-    convolution."""
+    """torch's kernel for the gradient looks at every pixel for the windows that may have seen it, which takes several
+    times as long as to write it."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, side: int) -> Tensor:
