@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -166,8 +167,9 @@ def test_paper(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = fedsat(capsys, *call)
     assert code == 0
     assert "results: runs/paper/table-lsmc-smoke.csv" in out
-    code, out, _ = fedsat(capsys, *call)
-    assert "3 of 3 runs are done already" in out
+    assert "3 of 3 runs have their results in" in fedsat(capsys, *call)[1]
+    Path("runs/paper/table-lsmc-smoke.csv").unlink()
+    assert "3 of 3 runs are done already" in fedsat(capsys, *call)[1]  # the runs themselves are still there
     code, out, _ = fedsat(capsys, "paper", "show", "table-lsmc", "--results", "runs/paper")
     assert code == 0
     assert "90.10" in out
@@ -221,6 +223,24 @@ def test_what_is_missing_is_made_by_the_command_that_is_named(capsys: pytest.Cap
     assert fedsat(capsys, *wanted)[0] == 0
     again = fedsat(capsys, *"paper run tuning --scale smoke".split(), *only)[1]
     assert "1 of 1 runs are done already" in again  # the seed is the tuning's own
+
+
+def test_runs_whose_results_are_kept_are_not_run_again(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = ["paper", "run", "table-ls", "--out", "runs/here", "--results", "kept", "--only"]
+    only = "dataset=mnist,model=mlp,lr=0.01,method=fedavg"
+    monkeypatch.setattr("sys.argv", ["fedsat", *call, only])
+    assert fedsat(capsys, *call, only)[0] == 0
+    (line,) = [result.line for result in read_results(Path("kept/table-ls-smoke.csv"))]
+    assert line["command"] == f"fedsat paper run table-ls --only {only}"  # without folders of this machine
+    shutil.rmtree("runs")
+    out = fedsat(capsys, *call, f"{only},fedprox", "--seeds", "2")[1]
+    assert "1 of 4 runs have their results in kept/table-ls-smoke.csv already" in out
+    seeds = [(result.line["contender"], result.seed) for result in read_results(Path("kept/table-ls-smoke.csv"))]
+    assert seeds == [("fedavg", 0), ("fedavg", 1), ("fedprox", 0), ("fedprox", 1)]
+    out = fedsat(capsys, *call, only, "--set", "algorithm.server_lr=0.5")[1]
+    assert "already" not in out  # another experiment
 
 
 def test_lists(capsys: pytest.CaptureFixture[str]) -> None:

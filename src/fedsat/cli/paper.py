@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
@@ -23,7 +23,7 @@ from fedsat.experiment.record import speaking_of, write_whole
 from fedsat.experiment.store import ONLY_HOW, Shelf, StoredRun, identity
 from fedsat.paper import SCALES, STUDIES, Study, find
 from fedsat.paper.document import spread, write_document
-from fedsat.paper.results import Result, add_results, read_results, results_file, results_of
+from fedsat.paper.results import Key, Result, add_results, read_results, results_file, results_of
 from fedsat.paper.studies import ROUNDS, Cell, cells, configure, select
 from fedsat.paper.variants import best_variants, tuned_text
 from fedsat.paper.verdict import Entry, compare, missing, verdict_lines
@@ -91,14 +91,18 @@ def run(
         raise unknown("scale", scale, SCALES)
     settings, first = read_settings(set_ or []), study.seed if seed is None else seed
     others = [text.strip() for text in (also or "").split(",") if text.strip()]
-    chosen = [
+    asked = [
         (cell, configure(study, cell, scale, number, settings))
         for number in range(first, first + seeds)
         for cell in select(study, _choice(only), others)
     ]
-    jobs = [Job(_run_name(study, cell, config), config) for cell, config in chosen]
     shelf, path = Shelf(out), results_file(results or (out if scale == "smoke" else RESULTS), study, scale)
     extra = ", ".join(f"{key}={value}" for key, value in settings if key not in ONLY_HOW)
+    kept = {(result.key, result.seed): result.experiment for result in read_results(path)}
+    chosen = [(cell, config) for cell, config in asked if not _is_kept(cell, config, extra, kept)]
+    if len(chosen) < len(asked):
+        say(console, f"{len(asked) - len(chosen)} of {len(asked)} runs have their results in {path} already")
+    jobs = [Job(_run_name(study, cell, config), config) for cell, config in chosen]
     shown_in: dict[str, list[Cell]] = {}
     for cell, config in chosen:
         shown_in.setdefault(identity(config.table()), []).append(cell)
@@ -173,6 +177,12 @@ def _choice(only: str | None) -> dict[str, list[str]]:
                 raise UsageError(f"--only takes column=value, not {word!r}")
             choice[next(reversed(choice))].append(word.strip())
     return choice
+
+
+def _is_kept(cell: Cell, config: Config, extra: str, kept: Mapping[tuple[Key, int], str]) -> bool:
+    """Whether a run's results are among `kept`, and of the same experiment: with other defaults it is another."""
+    wanted = identity(config.table(), without=("seed",))
+    return kept.get(((cell.contender, cell.where, extra), config.seed)) == wanted
 
 
 def _run_name(study: Study, cell: Cell, config: Config) -> str:

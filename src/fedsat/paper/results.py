@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -107,7 +108,8 @@ def results_of(cell: Cell, extra: str, scale: str, run: StoredRun) -> list[Resul
         "megabytes": f"{(run.summary['bytes_down'] + run.summary['bytes_up']) / 1e6:.0f}",
         "algorithm": json.dumps(table["algorithm"], ensure_ascii=False),
         "other_settings": json.dumps(others, ensure_ascii=False),
-        **{key: made.get(key) or "" for key in ("fedsat", "torch", "device", "command", "finished")},
+        **{key: made.get(key) or "" for key in ("fedsat", "torch", "device", "finished")},
+        "command": _without_places(made.get("command") or ""),
         "cell": identity(table, without=("seed",)),
     }
     found = [{"contender": cell.contender, **_numbers(run.summary, run.evaluated, len(run.metrics))}]
@@ -115,6 +117,18 @@ def results_of(cell: Cell, extra: str, scale: str, run: StoredRun) -> list[Resul
         lines = [{"round": line["round"], **line["models"][name]} for line in run.evaluated]
         found.append({"contender": f"{cell.contender}, {name}", **_numbers(summary, lines, len(run.metrics))})
     return [Result({key: str(value) for key, value in (numbers | about).items()}) for numbers in found]
+
+
+def _without_places(command: str) -> str:
+    """A command less the folders of the machine that it was given on."""
+    words, kept = iter(shlex.split(command)), list[str]()
+    for word in words:
+        option, equals, _ = word.partition("=")
+        if option not in ("--out", "--results"):
+            kept.append(word)
+        elif not equals:
+            next(words, None)
+    return shlex.join(kept)
 
 
 def _numbers(summary: Mapping[str, Any], evaluated: Sequence[Mapping[str, Any]], rounds: int) -> dict[str, Any]:
