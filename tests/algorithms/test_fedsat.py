@@ -61,6 +61,26 @@ def test_server_direction_uses_the_weighted_steps() -> None:
     assert float(after.memory["direction"]["w"]) == pytest.approx(1.4)
 
 
+def test_inertia_keeps_some_of_the_former_direction() -> None:
+    # As above the movement is 1.4; a quarter of the former v = −2 stays: 0.75·1.4 − 0.25·2 = 0.55.
+    server = Server(Model(scalar(1.0), {}), {"direction": scalar(-2.0)})
+    updates, weights = make_updates(one(0.4, 1.4), [2, 4], 0.1), torch.tensor([0.75, 0.25]).double()
+    after = FedSat(inertia=0.25).aggregate(server, updates, weights)
+    assert float(after.model.params["w"]) == pytest.approx(0.65)  # the model itself moves as ever
+    assert float(after.memory["direction"]["w"]) == pytest.approx(0.55)
+    with pytest.raises(UsageError, match="below 1"):
+        FedSat(inertia=1.0)
+
+
+def test_direction_is_momentum_less_what_clients_said_last_time() -> None:
+    # γ = 0.5, v_t = 3, v_k = (1, 5), raw gradients 2 and 4, one step each, weights one half:
+    # v_{t+1} = γ v_t + mean(g_k − γ v_k) = 1.5 + ((2 − 0.5) + (4 − 2.5))/2 = 3.
+    method, given = FedSat(gamma=0.5), task(3.0, (1.0, 5.0))
+    params, _ = method.step(given, method.begin(given), one(1.0, 1.0), one(2.0, 4.0))
+    after = method.aggregate(Server(given.start), make_updates(params, [1, 1], 0.1), torch.tensor([0.5, 0.5]).double())
+    assert float(after.memory["direction"]["w"]) == pytest.approx(3.0)
+
+
 def test_paper_scale_is_the_letter() -> None:
     # v_t = (η/E)(Θ_t − Θ_{t−1}) = (0.1/5)·(0.65 − 1) = −0.007.
     method = FedSat(scale="paper", gamma=1)

@@ -5,7 +5,9 @@ they can be put on any method. What is left is the correction (paper, eq. 6–8;
 
     θ ← θ − η (∇L_PS + γ (v_t − v_k))
 
-v_t is the direction in which the federation moved in the last round, v_k the client's own.
+v_t is the direction in which the federation moved in the last round, v_k the client's own. What a round's clients go
+along is the mean of g_k + γ (v_t − v_k), so v_{t+1} = γ v_t + mean(g_k − γ v_k): momentum while nobody has a v_k yet,
+later a running mean of gradients out of which γ times what clients said last is taken.
 """
 
 from __future__ import annotations
@@ -48,6 +50,7 @@ class FedSat(Algorithm):
         Literal["gradient", "paper"],
         Option("units of v: one step's gradient, or the paper's letter, which is far smaller"),
     ] = "gradient"
+    inertia: Annotated[float, Option("share of the former v_t that stays in the next", at_least=0, below=1)] = 0.0
 
     def initial_memory(self, model: Model) -> State:
         """v_0 = 0."""
@@ -112,6 +115,10 @@ class FedSat(Algorithm):
             steps = float((weights * updates.steps).sum())
             factor = 1 / (self.server_lr * updates.lr * steps)
         direction = tree_map(lambda old, new: factor * (old - new), server.model.params, moved.model.params)
+        if self.inertia:  # a round's clients are a sample; what several rounds agree on swings less
+            direction = tree_map(
+                lambda now, former: now.lerp(former, self.inertia), direction, server.memory["direction"]
+            )
         return replace(moved, memory={"direction": direction})
 
 

@@ -35,6 +35,7 @@ DEFAULTS = [
     "scaffold",
     *(f"fedsat-{parts}" for parts in ("psl", "pwa", "correction", "psl-pwa")),
     *(f"fedsat gamma={value}" for value in (0.5, 0.75, 1.0)),
+    *(f"fedsat inertia={value}" for value in (0.5, 0.75)),
     *(f"fedsat sigma={value}" for value in (1.0, 1.5, 1000.0)),
     *(f"fedsat min_effective={value}" for value in (0.0, 0.5, 1.0)),
     "fedsat priority=hard",
