@@ -127,7 +127,7 @@ def test_all_methods_at_a_glance(tmp_path: Path) -> None:
     (line, *_) = results_of(
         chosen[0], "algorithm.tau=0.7", "full", make_run(tmp_path / "x", algorithm="elastic", seed=0)
     )
-    lines = overview({("table-lsmc", "full"): [*read_results(path), line]})
+    lines = overview({("table-lsmc", "full"): [*read_results(path), line]}, "accuracy_last_ten")
     # FedSat's second seed is left out, since nobody else has it: 50 + 9 with n = 2, 2 more with n = 4, 60 in the mean.
     ends = [line.split(" | ")[-2:] for line in lines[2:]]
     assert ends == [["**59.00**", "1 |"], ["**61.00**", "1 |"], ["**60.00**", " |"]]
@@ -135,8 +135,18 @@ def test_all_methods_at_a_glance(tmp_path: Path) -> None:
     assert lines[4].startswith("| mean of the 2 settings with all methods | 51.00 |")
 
     alone = [result for result in read_results(path) if result.seed == 1 or result.key[0] == "fedavg"]
-    assert overview({("table-lsmc", "full"): alone}) == []  # no seed in common
-    assert overview({}) == []
+    assert overview({("table-lsmc", "full"): alone}, "accuracy_last_ten") == []  # no seed in common
+    assert overview({}, "accuracy_last_ten") == []
+
+
+def test_the_page_tells_the_worst_class_at_a_glance(tmp_path: Path) -> None:
+    path = tmp_path / "table-lsmc-full.csv"
+    mnist_results(tmp_path, {"fedavg": 0.85, "fedsat": 0.93})
+    worst = {"fedavg": "40.00", "fedsat": "60.00"}
+    add_results(path, [Result({**r.line, "worst_class_last_ten": worst[r.key[0]]}) for r in read_results(path)])
+    glance = write_document(tmp_path, tmp_path / "results.md").read_text().split("### Recall of the worst class")[1]
+    row = next(line for line in glance.splitlines() if line.startswith("| lsmc, mnist, mlp"))
+    assert [word for word in row.split(" | ") if word != "–"][1:] == ["40.00", "**60.00**", "2 |"]
 
 
 def test_results_of_another_configuration_do_not_mix(tmp_path: Path) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from fedsat.errors import UsageError
 from fedsat.experiment.record import speaking_of, write_whole
-from fedsat.paper.overview import overview
+from fedsat.paper.overview import MEASURES, overview
 from fedsat.paper.results import Result, made_with, read_results, results_file
 from fedsat.paper.studies import STUDIES, Study, cells
 from fedsat.paper.verdict import Entry, compare, missing, verdict_lines
@@ -40,8 +40,8 @@ def write_document(folder: Path, path: Path) -> Path:
     if not kept:
         raise UsageError(f"{folder} holds no results; fedsat paper run makes them")
     parts = [section(STUDIES[name], scale, results) for (name, scale), results in kept.items()]
-    if lines := overview(kept):
-        parts.insert(0, "\n".join(["## At a glance", "", GLANCE, "", *lines, ""]))
+    if glance := _glance(kept):
+        parts.insert(0, glance)
     remarks = folder / REMARKS
     if remarks.is_file():
         with speaking_of(remarks):
@@ -50,6 +50,13 @@ def write_document(folder: Path, path: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, "\n".join([HEAD, *parts]).encode())
     return path
+
+
+def _glance(kept: Mapping[tuple[str, str], Sequence[Result]]) -> str:
+    """All methods in all settings by each measure; empty where no table has results."""
+    tables = {measure: overview(kept, column) for measure, column in MEASURES.items()}
+    lines = [line for measure, table in tables.items() if table for line in (f"### {measure}", "", *table, "")]
+    return "\n".join(["## At a glance", "", GLANCE, "", *lines]) if lines else ""
 
 
 def section(study: Study, scale: str, results: Sequence[Result]) -> str:

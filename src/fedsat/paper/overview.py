@@ -13,9 +13,17 @@ from fedsat.paper.studies import METHODS, STUDIES, Study, cells
 TABLES = ("table-ls", "table-lsmc", "table-lqsmc")
 
 
+MEASURES = {
+    "Accuracy": "accuracy_last_ten",
+    "Recall of the worst class": "worst_class_last_ten",
+    "Accuracy of the lowest client": "lowest_client_last_ten",
+}
+"""What is told at a glance, and the column of the results that it is."""
+
+
 @dataclass(frozen=True)
 class Row:
-    """A setting, and the accuracy of each method in it: the mean over the seeds that all of them have."""
+    """A setting, and what each method comes to in it: the mean over the seeds that all of them have."""
 
     where: str
     numbers: dict[str, float]
@@ -28,13 +36,13 @@ class Row:
         return f"| {' | '.join([self.where, *(f'**{w}**' if w == best else w for w in words), self.seeds])} |"
 
 
-def overview(kept: Mapping[tuple[str, str], Sequence[Result]]) -> list[str]:
+def overview(kept: Mapping[tuple[str, str], Sequence[Result]], column: str) -> list[str]:
     """A table of results by study and scale; runs of a method whose options were changed are no part of it."""
     rows = [
         row
         for name in TABLES
         for scale in ("full", "short")
-        for row in _rows(STUDIES[name], scale, kept.get((name, scale), ()))
+        for row in _rows(STUDIES[name], scale, kept.get((name, scale), ()), column)
     ]
     whole = [row.numbers for row in rows if len(row.numbers) == len(METHODS)]
     if len(whole) > 1:
@@ -44,25 +52,25 @@ def overview(kept: Mapping[tuple[str, str], Sequence[Result]]) -> list[str]:
     return [*heading, *(row.line() for row in rows)] if rows else []
 
 
-def _rows(study: Study, scale: str, results: Sequence[Result]) -> list[Row]:
+def _rows(study: Study, scale: str, results: Sequence[Result], column: str) -> list[Row]:
     """A study's settings in the paper's order."""
     settings: dict[tuple[str, str], dict[str, list[Result]]] = {}
     for (contender, setting, extra), runs in by_cell(results).items():
         if contender in METHODS and "algorithm." not in extra:
             settings.setdefault((setting, extra), {})[contender] = runs
     order = list(dict.fromkeys(cell.where for cell in cells(study)))
-    rows = [_row(study, scale, *one) for one in sorted(settings.items(), key=lambda one: order.index(one[0][0]))]
+    placed = sorted(settings.items(), key=lambda one: order.index(one[0][0]))
+    rows = [_row(study, scale, place, by_method, column) for place, by_method in placed]
     return [row for row in rows if row.seeds != "0"]
 
 
-def _row(study: Study, scale: str, place: tuple[str, str], by_method: Mapping[str, Sequence[Result]]) -> Row:
+def _row(
+    study: Study, scale: str, place: tuple[str, str], by_method: Mapping[str, Sequence[Result]], column: str
+) -> Row:
     seeds = set.intersection(*({run.seed for run in runs} for runs in by_method.values()))
     shared = {method: [run for run in runs if run.seed in seeds] for method, runs in by_method.items()}
     (setting, extra), (some, *_) = place, by_method.values()
     rounds = "" if scale == "full" else f"{some[0].line['rounds']} rounds"
     where = "; ".join(filter(None, (f"{study.name.removeprefix('table-')}, {setting}", extra, rounds)))
-    return Row(where, {method: _mean(runs) for method, runs in shared.items() if runs}, str(len(seeds)))
-
-
-def _mean(runs: Sequence[Result]) -> float:
-    return float(np.mean([run.number("accuracy_last_ten") for run in runs]))
+    numbers = {method: float(np.mean([run.number(column) for run in runs])) for method, runs in shared.items() if runs}
+    return Row(where, numbers, str(len(seeds)))
