@@ -33,3 +33,12 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
     hint = f"; did you mean {near[0]!r}?" if near else ""
     listed = f" (known: {', '.join(names)})" if not near or len(names) <= 12 else ""
     return UsageError(f"unknown {kind} {name!r}{hint}{listed}")
+
+
+def in_a_line(error: Exception) -> str:
+    """An error as a user is told it; one that nobody foresaw with its kind."""
+    return str(error) if isinstance(error, FedsatError) else f"unexpected {type(error).__name__}: {_first_line(error)}"
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]

@@ -4,45 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
-import shutil
 import signal
 import subprocess
 import sys
-import time
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-import fedsat as package
+from calling import SMALL, fedsat
 from fedsat.cli import main
-from fedsat.cli.batch import train
-from fedsat.cli.paper import _choice
-from fedsat.paper.results import read_results
 from fedsat.version import __version__
-from runs import killed_after, results
-
-SMALL = "--clients 30 --per-round 4 --workers 3 --rounds 3 --epochs 1 --lr 0.05 --classes-per-client 3".split()
-
-
-def fedsat(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    """Exit code, standard output and standard error of a call."""
-    with pytest.raises(SystemExit) as end:
-        main(list(arguments))
-    captured = capsys.readouterr()
-    code = end.value.code
-    assert isinstance(code, int)
-    return code, captured.out, captured.err
-
-
-@pytest.fixture(autouse=True)
-def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.setenv("FEDSAT_DATA", str(tmp_path / "cache"))
+from runs import killed_after
 
 
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,59 +64,6 @@ def test_parts_on_and_off(capsys: pytest.CaptureFixture[str]) -> None:
     assert models["bare"] == models["fedavg"] != models["both"]
 
 
-def test_compare_over_seeds_goes_on_where_it_was(capsys: pytest.CaptureFixture[str]) -> None:
-    call = ["compare", *SMALL, "--algorithms", "fedavg,fedsat", "--target", "10", "--out", "both"]
-    code, out, _ = fedsat(capsys, *call)
-    assert code == 0
-    assert "to 10 %" in out
-    assert out.rstrip().endswith("page: both/report.html")
-    assert Path("both/report.html").read_text().startswith("<!doctype html>")
-    stamp = Path("both/fedavg-seed0/summary.json").stat().st_mtime_ns
-    # An interrupted run without a checkpoint is not counted and not touched.
-    Path("both/fedsat-seed0/summary.json").write_text('{"status": "interrupted"}')
-    code, out, _ = fedsat(capsys, *call, "--seeds", "2")
-    assert code == 0
-    assert "1 of 4 runs are done already" in out
-    assert "±" in out
-    assert Path("both/fedavg-seed0/summary.json").stat().st_mtime_ns == stamp
-    assert json.loads(Path("both/fedsat-seed0/summary.json").read_text()) == {"status": "interrupted"}
-    assert {path.name for path in Path("both").iterdir() if path.is_dir()} == {
-        "fedavg-seed0", "fedavg-seed1", "fedsat-seed0", "fedsat-seed0-2", "fedsat-seed1",
-    }  # fmt: skip
-    code, out, _ = fedsat(capsys, *call, "--seeds", "2")
-    assert "4 of 4 runs are done already" in out
-
-
-def test_compare_with_a_grid(capsys: pytest.CaptureFixture[str]) -> None:
-    grid = ["--grid", "gamma=0.5,0.9", "--grid", "lr=0.05"]
-    code, out, _ = fedsat(capsys, "compare", *SMALL, "--algorithms", "fedavg,fedsat", *grid, "--out", "grid")
-    assert code == 0
-    assert "fedsat gamma=0.5" in " ".join(out.split())
-    assert {path.name for path in Path("grid").iterdir() if path.is_dir()} == {
-        "fedavg-lr=0.05-seed0", "fedsat-gamma=0.5-lr=0.05-seed0", "fedsat-gamma=0.9-lr=0.05-seed0",
-    }  # fmt: skip
-
-
-def test_runs_in_processes_come_to_the_same(capsys: pytest.CaptureFixture[str]) -> None:
-    def rounds(folder: str, *options: str) -> list[list[dict[str, object]]]:
-        wanted = ["--algorithms", "fedavg,fedsat", "--set", "weighting=pwa", "--set", "workers=3"]
-        assert fedsat(capsys, "compare", *SMALL, *wanted, *options, "--out", folder)[0] == 0
-        files = sorted(Path(folder).glob("*/metrics.jsonl"))
-        return [[{**json.loads(line), "seconds": None} for line in file.read_text().splitlines()] for file in files]
-
-    apart = rounds("apart", "--jobs", "2")
-    assert len(apart) == 2
-    assert apart == rounds("in turn")
-
-
-def test_a_method_that_diverges_does_not_stop_the_others(capsys: pytest.CaptureFixture[str]) -> None:
-    grid = ["--grid", "lr=1e30,0.05"]
-    code, out, err = fedsat(capsys, "compare", *SMALL, "--algorithms", "fedavg", *grid, "--out", "both")
-    assert (code, err.count("\n")) == (1, 1)
-    assert "1 of 2 runs failed: fedavg-lr=1e+30-seed0: round 1, client" in err
-    assert "page: both/report.html" in out
-
-
 def test_report(capsys: pytest.CaptureFixture[str]) -> None:
     fedsat(capsys, "run", *SMALL, "--out", "one")
     code, out, _ = fedsat(capsys, "report", "one", "--figures", "figures", "--out", "pages/one.html")
@@ -157,90 +78,6 @@ def test_report(capsys: pytest.CaptureFixture[str]) -> None:
     ) in "accuracy worst lowest effective clients partition recall-fedsat weights-fedsat confusion-fedsat".split():
         assert {f"{name}.png", f"{name}.svg"} <= names
     assert Path("figures/accuracy.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_paper(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = fedsat(capsys, "paper", "list")
-    assert code == 0
-    assert "figure-scalability" in out
-    call = ["paper", "run", "table-lsmc", "--only", "model=mlp,classes_per_client=2,method=fedavg,scaffold,fedsat"]
-    code, out, _ = fedsat(capsys, *call)
-    assert code == 0
-    assert "results: runs/paper/table-lsmc-smoke.csv" in out
-    assert "3 of 3 runs have their results in" in fedsat(capsys, *call)[1]
-    Path("runs/paper/table-lsmc-smoke.csv").unlink()
-    assert "3 of 3 runs are done already" in fedsat(capsys, *call)[1]  # the runs themselves are still there
-    code, out, _ = fedsat(capsys, "paper", "show", "table-lsmc", "--results", "runs/paper")
-    assert code == 0
-    assert "90.10" in out
-    assert "rank correlation with the paper" in out
-    assert "nothing here can be compared with the paper" in out
-
-
-def test_results_are_kept_run_by_run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    path, kept = Path("runs/paper/table-ls-smoke.csv"), []
-
-    def watched(*given: Any, **options: Any) -> None:
-        kept.append([result.line["contender"] for result in read_results(path)])
-        train(*given, **options)
-
-    monkeypatch.setattr("fedsat.cli.batch.train", watched)
-    only = ["--only", "dataset=mnist,model=mlp,lr=0.01,method=fedavg,fedprox"]
-    assert fedsat(capsys, "paper", "run", "table-ls", *only)[0] == 0
-    assert kept == [[], ["fedavg"]]
-    assert [result.line["contender"] for result in read_results(path)] == ["fedavg", "fedprox"]
-
-
-def test_results_that_cannot_be_kept_are_known_before_training(capsys: pytest.CaptureFixture[str]) -> None:
-    path = Path("runs/paper/table-ls-smoke.csv")
-    path.parent.mkdir(parents=True)
-    path.write_text("<<<<<<< HEAD\nwhat,ever\n1,2\n")
-    only = ["--only", "dataset=mnist,model=mlp,lr=0.01,method=fedavg"]
-    code, _, err = fedsat(capsys, "paper", "run", "table-ls", *only)
-    assert code == 2
-    assert "it is not a file of results" in err
-    assert list(path.parent.glob("*/")) == []
-
-
-def test_a_run_that_several_cells_show_is_kept_for_each(capsys: pytest.CaptureFixture[str]) -> None:
-    assert fedsat(capsys, "paper", "run", "table-ls", "--only", "dataset=mnist,model=mlp,method=fedavg")[0] == 0
-    lines = [result.line for result in read_results(Path("runs/paper/table-ls-smoke.csv"))]
-    assert [line["setting"] for line in lines] == ["mnist, mlp, lr=0.001", "mnist, mlp, lr=0.01"]
-    assert len({line["cell"] for line in lines}) == 1  # smoke has a rate of its own
-
-
-def test_variants_can_be_chosen() -> None:
-    chosen = _choice("variant=fedavg,fedsat gamma=1.0,dataset=mnist,cifar10")
-    assert chosen == {"variant": ["fedavg", "fedsat gamma=1.0"], "dataset": ["mnist", "cifar10"]}
-
-
-def test_what_is_missing_is_made_by_the_command_that_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    wanted = ["paper", "show", "tuning", "--scale", "smoke"]
-    command = fedsat(capsys, *wanted)[2].partition("make them with: ")[2]
-    assert command == "fedsat paper run tuning --scale smoke --seed 1000 --results results\n"
-    only = ["--only", "dataset=mnist,variant=fedlc objective.tau=0.5"]
-    assert fedsat(capsys, *shlex.split(command)[1:], *only)[0] == 0
-    assert fedsat(capsys, *wanted)[0] == 0
-    again = fedsat(capsys, *"paper run tuning --scale smoke".split(), *only)[1]
-    assert "1 of 1 runs are done already" in again  # the seed is the tuning's own
-
-
-def test_runs_whose_results_are_kept_are_not_run_again(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    call = ["paper", "run", "table-ls", "--out", "runs/here", "--results", "kept", "--only"]
-    only = "dataset=mnist,model=mlp,lr=0.01,method=fedavg"
-    monkeypatch.setattr("sys.argv", ["fedsat", *call, only])
-    assert fedsat(capsys, *call, only)[0] == 0
-    (line,) = [result.line for result in read_results(Path("kept/table-ls-smoke.csv"))]
-    assert line["command"] == f"fedsat paper run table-ls --only {only}"  # without folders of this machine
-    shutil.rmtree("runs")
-    out = fedsat(capsys, *call, f"{only},fedprox", "--seeds", "2")[1]
-    assert "1 of 4 runs have their results in kept/table-ls-smoke.csv already" in out
-    seeds = [(result.line["contender"], result.seed) for result in read_results(Path("kept/table-ls-smoke.csv"))]
-    assert seeds == [("fedavg", 0), ("fedavg", 1), ("fedprox", 0), ("fedprox", 1)]
-    out = fedsat(capsys, *call, only, "--set", "algorithm.server_lr=0.5")[1]
-    assert "already" not in out  # another experiment
 
 
 def test_lists(capsys: pytest.CaptureFixture[str]) -> None:
@@ -335,6 +172,10 @@ WRONG = [
     (["compare", "--grid", "gama=1,2"], "did you mean 'gamma'?"),
     (["compare", "--grid", "gamma"], "--grid takes key=value"),
     (["compare", "--grid", "gamma="], "gives gamma no value"),
+    (["compare", "--grid", "gamma=1,2", "--set", "algorithm.gamma=1"], "algorithm.gamma is given twice"),
+    (["compare", "--grid", "seed=1,2"], "takes its seed from --seed and --seeds"),
+    (["compare", "--set", "algorithm=fedprox"], "takes its algorithm from --algorithms"),
+    (["compare", "--set", "mu=1"], "unknown setting 'mu'"),
     (["compare", "--seeds", "0"], "--seeds"),
     (["report", "nowhere"], "no folder nowhere"),
     (["paper", "run", "table-lx"], "did you mean 'table-ls'?"),
@@ -406,42 +247,6 @@ def test_a_stopped_run_finishes_its_files(tmp_path: Path, number: signal.Signals
     assert list((tmp_path / "run" / "checkpoints").glob("*.safetensors"))
 
 
-def any_left(group: int) -> bool:
-    """Whether a process of the group is still there."""
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_runs_in_processes_are_stopped_together(tmp_path: Path, number: signal.Signals, code: int) -> None:
-    wanted = ["--algorithms", "fedavg,fedprox,fedsat", "--jobs", "2", "--rounds", "100000", "--out", "many"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "fedsat", "compare", *wanted],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    deadline = time.monotonic() + 60
-    files = [tmp_path / "many" / f"{name}-seed0" / "metrics.jsonl" for name in ("fedavg", "fedprox")]
-    while not all(file.exists() and file.stat().st_size for file in files):
-        assert time.monotonic() < deadline
-        with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(0.05)
-    os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)  # as a terminal does
-    out, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (code, "fedsat: stopped\n")
-    assert "0 of 3 runs are done; the same command goes on from here" in out
-    for file in files:
-        assert json.loads((file.parent / "summary.json").read_text())["status"] == "interrupted"
-    assert not (tmp_path / "many" / "fedsat-seed0").exists()
-    while any_left(process.pid):
-        assert time.monotonic() < deadline + 60
-
-
 def test_resume(capsys: pytest.CaptureFixture[str]) -> None:
     killed_after(5, Path("run"))
     code, out, err = fedsat(capsys, "resume", "run")
@@ -453,43 +258,3 @@ def test_resume(capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 0
     assert tomllib.loads(Path("run/config.toml").read_text())["rounds"] == 7
     assert len(Path("run/metrics.jsonl").read_text().splitlines()) == 7
-
-
-def test_compare_takes_up_what_was_interrupted(capsys: pytest.CaptureFixture[str]) -> None:
-    call = ["compare", *SMALL, "--algorithms", "fedavg,fedsat", "--checkpoint-every", "1", "--out"]
-    fedsat(capsys, *call, "whole")
-    assert not Path("whole/fedsat-seed0/checkpoints").exists()  # nobody goes on from a finished one
-    settings = tomllib.loads(Path("whole/fedsat-seed0/config.toml").read_text())
-    run = package.prepare(package.Config.of(settings), Path("cut/fedsat-seed0"))
-    run.play()
-    run.play()
-    del run
-    code, out, _ = fedsat(capsys, *call, "cut")
-    assert code == 0
-    assert "note: cut/fedsat-seed0 goes on after round 2 of 3" in out
-    assert {path.name for path in Path("cut").iterdir() if path.is_dir()} == {"fedavg-seed0", "fedsat-seed0"}
-    assert results(Path("cut/fedsat-seed0")) == results(Path("whole/fedsat-seed0"))
-    # A checkpoint that cannot be used is told, and the run begins anew beside it.
-    run = package.prepare(package.Config.of(settings), Path("bad/fedsat-seed0"))
-    run.play()
-    del run
-    Path("bad/fedsat-seed0/checkpoints/round-000001.json").write_text("{}")
-    code, out, _ = fedsat(capsys, *call, "bad")
-    assert code == 0
-    assert "it begins anew in bad/fedsat-seed0-2\n" in out
-    assert results(Path("bad/fedsat-seed0-2")) == results(Path("whole/fedsat-seed0"))
-
-
-def test_what_there_is_to_know_of_runs_in_processes_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    call = ["compare", *SMALL, "--algorithms", "fedavg,fedsat", "--checkpoint-every", "1", "--out"]
-    fedsat(capsys, *call, "whole")
-    for name in ("fedavg-seed0", "fedsat-seed0"):
-        settings = tomllib.loads(Path(f"whole/{name}/config.toml").read_text())
-        run = package.prepare(package.Config.of(settings), Path("cut", name))
-        run.play()
-        del run
-    Path("cut/fedavg-seed0/checkpoints/round-000001.json").write_text("{}")
-    notes = sorted(line for line in fedsat(capsys, *call, "cut", "--jobs", "2")[1].splitlines() if "note:" in line)
-    assert notes[0].startswith("fedavg-seed0  note: cut/fedavg-seed0 cannot be taken up: the checkpoint of round 1")
-    assert notes[0].endswith("; it begins anew in cut/fedavg-seed0-2")
-    assert "fedsat-seed0  note: cut/fedsat-seed0 goes on after round 1 of 3" in notes

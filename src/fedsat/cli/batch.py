@@ -113,7 +113,7 @@ def _side_by_side(console: Console, jobs: Sequence[Job], shelf: Shelf, processes
     tasks: dict[Path, Task] = {}
     for job in jobs:
         fresh = shelf.place(job.label, tasks)
-        tasks[fresh] = Task(job.label, job.config, shelf.unfinished(job.config), fresh)
+        tasks[fresh] = Task(job.label, job.config.table(), shelf.unfinished(job.config), fresh)
     for number, ended in enumerate(train_apart(list(tasks.values()), processes), start=1):
         for note in ended.notes:
             say(console, f"{ended.label}  note: {note}")

@@ -10,7 +10,7 @@ import typer.core
 from rich.console import Console
 
 from fedsat.cli import data, federate, listing, paper, training
-from fedsat.errors import FedsatError, UsageError
+from fedsat.errors import FedsatError, UsageError, in_a_line
 from fedsat.experiment.interrupt import Terminated
 from fedsat.version import __version__
 
@@ -77,13 +77,8 @@ def _carry_out(arguments: list[str], debug: bool) -> int:
             return 2
         if debug:
             raise
-        known = isinstance(error, FedsatError)
-        _say(str(error) if known else f"unexpected {type(error).__name__}: {_first_line(error)} (--debug shows where)")
+        _say(in_a_line(error) + ("" if isinstance(error, FedsatError) else " (--debug shows where)"))
         return 2 if isinstance(error, UsageError) else 1
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
 
 
 def _say(line: str) -> None:

@@ -60,7 +60,7 @@ def configured(
 
 def settings_table(given: dict[str, Any]) -> dict[str, Any]:
     """The complete table of settings that a file and options ask for, options last."""
-    config_file, sets = given.pop("config_file"), given.pop("set_") or []
+    config_file, sets = given.pop("config_file"), given.pop("set_", None) or []
     on, off = given.pop("with_", None), given.pop("without", None)
     settings = [
         (f"partition.{key}" if key in PARTITION_OPTIONS else key, value)

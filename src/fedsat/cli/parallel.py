@@ -8,13 +8,15 @@ import os
 import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from fedsat import experiment
-from fedsat.errors import FedsatError, TrainingError
+from fedsat.errors import FedsatError, UsageError, in_a_line
 from fedsat.experiment import Run
 from fedsat.experiment.config import Config
 from fedsat.experiment.interrupt import STOPPED, heeding_sigterm
@@ -25,7 +27,8 @@ class Task:
     """A run to be carried out: where it was begun, if it was, and where else it goes."""
 
     label: str
-    config: Config
+    table: dict[str, Any]
+    """Its configuration as plain values: a process that has just begun does not know a user's classes yet."""
     begun: Path | None
     fresh: Path
 
@@ -61,7 +64,8 @@ def open_run(config: Config, begun: Path | None, fresh: Path) -> tuple[Run, Path
 def train_apart(tasks: Sequence[Task], processes: int) -> Iterator[Ended]:
     """Carry out runs, `processes` at a time; yields each as it ends.
 
-    Asked to stop, by Ctrl-C or SIGTERM, it passes that on, and each run finishes its files before its process ends.
+    A run that fails does not stop the others, unless what was asked for is wrong. Asked to stop, by Ctrl-C or SIGTERM,
+    it passes that on, and each run finishes its files before its process ends.
     """
     context = multiprocessing.get_context("spawn")  # a forked process could not use a GPU
     threads = max(1, (os.cpu_count() or 1) // processes)
@@ -79,7 +83,10 @@ def train_apart(tasks: Sequence[Task], processes: int) -> Iterator[Ended]:
                 for task in itertools.islice(waiting, 1):
                     running.add(executor.submit(_train, task, threads))
                 yield future.result()
-    except (*STOPPED, GeneratorExit):
+    except BrokenProcessPool as error:
+        why = "a run's process was killed, perhaps because memory ran out; fewer --jobs need less"
+        raise FedsatError(f"{why}, and the same command goes on from here") from error
+    except BaseException:
         for process in multiprocessing.active_children():
             process.terminate()
         raise
@@ -97,11 +104,13 @@ def _train(task: Task, threads: int) -> Ended:
     torch.set_num_threads(threads)
     folder, notes, failure = task.fresh, list[str](), None
     try:
-        run, folder = open_run(task.config, task.begun, task.fresh)
+        run, folder = open_run(Config.of(task.table), task.begun, task.fresh)
         notes = run.notes
         experiment.carry_on(run, for_more=False)
-    except TrainingError as error:
-        failure = str(error)
+    except UsageError:
+        raise
     except STOPPED:
         failure = "interrupted"
+    except Exception as error:
+        failure = in_a_line(error)
     return Ended(task.label, folder, failure, notes)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
@@ -12,16 +13,28 @@ from rich.console import Console
 from fedsat import experiment
 from fedsat.algorithms import algorithms
 from fedsat.cli.batch import Job, carry_out, say, train
-from fedsat.cli.options import AtOnce, configured, split_setting
+from fedsat.cli.options import AtOnce, configured, read_settings, split_setting
 from fedsat.errors import UsageError, unknown
 from fedsat.experiment import Run
-from fedsat.experiment.config import Config, method_parts, override, parse_values, setting_names
+from fedsat.experiment.config import (
+    Config,
+    full_name,
+    method_parts,
+    names_a_part,
+    override,
+    parse_values,
+    setting_names,
+)
 from fedsat.experiment.record import free_folder
 from fedsat.experiment.store import Shelf, StoredRun, file_name
 from fedsat.report.groups import find_runs, group_runs
 from fedsat.report.tables import comparison_table, run_table
 
 PAGE = "report.html"
+OWN_WORDS = {"seed": "--seed and --seeds", "algorithm": "--algorithms"}
+"""Settings for which a comparison has options of its own."""
+
+T = TypeVar("T")
 
 Out = Annotated[
     Path | None,
@@ -53,7 +66,13 @@ def _carry_out(console: Console, prepared: Run, folder: Path) -> None:
     say(console, f"files: {folder}")
 
 
-@configured(without=("algorithm", "with_", "without"))
+Target = Annotated[
+    float | None,
+    typer.Option(help="accuracy in per cent; shows the rounds until it is held", min=0, max=100, metavar="NUMBER"),
+]
+
+
+@configured(without=("algorithm", "with_", "without", "set_"))
 def compare(
     table: dict[str, Any],
     algorithms_: Annotated[
@@ -64,14 +83,17 @@ def compare(
         ),
     ] = "fedavg,scaffold,fedsat",
     seeds: Annotated[int, typer.Option(help="runs of each, with this seed and the next ones", min=1)] = 1,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", help="any other setting, of all methods that have it; may be repeated", metavar="KEY=VALUE"
+        ),
+    ] = None,
     grid: Annotated[
         list[str] | None,
         typer.Option(help="values of a setting to try, each with all others; may be repeated", metavar="KEY=A,B,C"),
     ] = None,
-    target: Annotated[
-        float | None,
-        typer.Option(help="accuracy in per cent; shows the rounds until it is held", min=0, max=100, metavar="NUMBER"),
-    ] = None,
+    target: Target = None,
     at_once: AtOnce = 1,
     out: Out = None,
 ) -> None:
@@ -81,7 +103,7 @@ def compare(
     interrupted, and methods or seeds can be added.
     """
     console = Console()
-    jobs = _jobs(table, algorithms_, seeds, grid or [])
+    jobs = _jobs(table, algorithms_, seeds, read_settings(set_ or []), [_values(text) for text in grid or []])
     folder = out or Path("runs") / folder_name(jobs[0].config, "compare")
     outcome = carry_out(console, jobs, Shelf(folder), at_once)
     groups = group_runs(outcome.runs)
@@ -99,10 +121,7 @@ def compare(
 def report(
     runs: Annotated[list[Path], typer.Argument(help="folders of runs, or of comparisons", show_default=False)],
     out: Annotated[Path, typer.Option(help="the page")] = Path(PAGE),
-    target: Annotated[
-        float | None,
-        typer.Option(help="accuracy in per cent; shows the rounds until it is held", min=0, max=100, metavar="NUMBER"),
-    ] = None,
+    target: Target = None,
     figures: Annotated[
         Path | None, typer.Option(help="folder for the same figures as PNG and SVG", show_default=False)
     ] = None,
@@ -123,26 +142,53 @@ def report(
     say(console, f"page: {write_page(groups, out, share)}")
 
 
-def _jobs(table: dict[str, Any], methods: str, seeds: int, grid: list[str]) -> list[Job]:
-    """One job for each method, choice of the grid and seed; a method without a grid's setting has it left out."""
+def _jobs(
+    table: dict[str, Any],
+    methods: str,
+    seeds: int,
+    settings: list[tuple[str, Any]],
+    grid: list[tuple[str, list[Any]]],
+) -> list[Job]:
+    """One job for each method, choice of the grid and seed; a method without a setting has it left out."""
     names = [name.strip() for name in methods.split(",") if name.strip()]
     if not names:
         raise UsageError(f"--algorithms names no method; known: {', '.join(algorithms)}")
-    swept = dict(_values(text) for text in grid)
-    tables = {name: override(table, *method_parts(name)) for name in dict.fromkeys(names)}
-    known = {name: setting_names(own) for name, own in tables.items()}
-    for key in swept:
-        if not any(key in own for own in known.values()):
-            raise unknown("setting", key, set().union(*known.values()))
+    tables = [override(table, *method_parts(name)) for name in dict.fromkeys(names)]
+    parts = [(key, value) for key, value in settings if names_a_part(key)]  # they bring options of their own
+    tables = [override(own, _had(own, parts)) for own in tables]
+    _check_names([key for key, _ in (*settings, *grid)], tables)
     jobs = []
-    for name, own in tables.items():
-        choices = [[(key, value) for value in values] for key, values in swept.items() if key in known[name]]
-        for settings in itertools.product(*choices):
+    for plain in tables:
+        own = override(plain, _had(plain, settings))
+        choices = [[(key, value) for value in values] for key, values in _had(own, grid)]
+        for chosen in itertools.product(*choices):
             for seed in range(own["seed"], own["seed"] + seeds):
-                config = Config.of(override(own, [*settings, ("seed", seed)]))
-                words = [config.method, *(f"{key}={value}" for key, value in settings), f"seed{seed}"]
+                config = Config.of(override(own, [*chosen, ("seed", seed)]))
+                words = [config.method, *(f"{key}={value}" for key, value in chosen), f"seed{seed}"]
                 jobs.append(Job("-".join(words), config))
     return jobs
+
+
+def _had(table: Mapping[str, Any], settings: Iterable[tuple[str, T]]) -> list[tuple[str, T]]:
+    """Those of the settings that a method's table has."""
+    known = setting_names(table)
+    return [(key, value) for key, value in settings if key in known]
+
+
+def _check_names(keys: Sequence[str], tables: Sequence[Mapping[str, Any]]) -> None:
+    """That each name is a setting of some method, is given once, and is not one that has an option of its own."""
+    given: set[str] = set()
+    known = [setting_names(table) for table in tables]
+    for key in keys:
+        owner = next((table for table, names in zip(tables, known, strict=True) if key in names), None)
+        if owner is None:
+            raise unknown("setting", key, {name for names in known for name in names if "." not in name})
+        full = full_name(owner, key)
+        if full in OWN_WORDS:
+            raise UsageError(f"a comparison takes its {full} from {OWN_WORDS[full]}")
+        if full in given:
+            raise UsageError(f"{full} is given twice; --grid {key}=A,B tries several values")
+        given.add(full)
 
 
 def _values(text: str) -> tuple[str, list[Any]]:

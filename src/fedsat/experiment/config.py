@@ -150,6 +150,11 @@ LEVELS = {"partition": 0, "model": 0, "algorithm": 0, "attack": 0, "objective": 
 """Parts, outer ones first: naming another part brings other options, so parts are put in before their options."""
 
 
+def names_a_part(key: str) -> bool:
+    """Whether a setting, by its full or a shortened name, is a part with options of its own."""
+    return key.rpartition(".")[2] in LEVELS
+
+
 def override(
     table: Mapping[str, Any], settings: Iterable[tuple[str, Any]], on: Iterable[str] = (), off: Iterable[str] = ()
 ) -> dict[str, Any]:
@@ -184,6 +189,11 @@ def setting_names(table: Mapping[str, Any]) -> set[str]:
     """Every name, full or shortened, that a setting of `table` answers to: options differ from method to method."""
     paths = _paths(complete(table))
     return {".".join(path[start:]) for path in paths for start in range(len(path))}
+
+
+def full_name(table: Mapping[str, Any], key: str) -> str:
+    """A setting's name written in full, such as `algorithm.gamma` for `gamma`."""
+    return ".".join(_find(complete(table), key))
 
 
 def _find(table: Mapping[str, Any], key: str) -> tuple[str, ...]:

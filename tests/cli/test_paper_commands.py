@@ -1,0 +1,99 @@
+"""`fedsat paper`: what is run, what is kept, what is shown."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from calling import fedsat
+from fedsat.cli.batch import train
+from fedsat.cli.paper import _choice
+from fedsat.paper.results import read_results
+
+
+def test_paper(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = fedsat(capsys, "paper", "list")
+    assert code == 0
+    assert "figure-scalability" in out
+    call = ["paper", "run", "table-lsmc", "--only", "model=mlp,classes_per_client=2,method=fedavg,scaffold,fedsat"]
+    code, out, _ = fedsat(capsys, *call)
+    assert code == 0
+    assert "results: runs/paper/table-lsmc-smoke.csv" in out
+    assert "3 of 3 runs have their results in" in fedsat(capsys, *call)[1]
+    Path("runs/paper/table-lsmc-smoke.csv").unlink()
+    assert "3 of 3 runs are done already" in fedsat(capsys, *call)[1]  # the runs themselves are still there
+    code, out, _ = fedsat(capsys, "paper", "show", "table-lsmc", "--results", "runs/paper")
+    assert code == 0
+    assert "90.10" in out
+    assert "rank correlation with the paper" in out
+    assert "nothing here can be compared with the paper" in out
+
+
+def test_results_are_kept_run_by_run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    path, kept = Path("runs/paper/table-ls-smoke.csv"), []
+
+    def watched(*given: Any, **options: Any) -> None:
+        kept.append([result.line["contender"] for result in read_results(path)])
+        train(*given, **options)
+
+    monkeypatch.setattr("fedsat.cli.batch.train", watched)
+    only = ["--only", "dataset=mnist,model=mlp,lr=0.01,method=fedavg,fedprox"]
+    assert fedsat(capsys, "paper", "run", "table-ls", *only)[0] == 0
+    assert kept == [[], ["fedavg"]]
+    assert [result.line["contender"] for result in read_results(path)] == ["fedavg", "fedprox"]
+
+
+def test_results_that_cannot_be_kept_are_known_before_training(capsys: pytest.CaptureFixture[str]) -> None:
+    path = Path("runs/paper/table-ls-smoke.csv")
+    path.parent.mkdir(parents=True)
+    path.write_text("<<<<<<< HEAD\nwhat,ever\n1,2\n")
+    only = ["--only", "dataset=mnist,model=mlp,lr=0.01,method=fedavg"]
+    code, _, err = fedsat(capsys, "paper", "run", "table-ls", *only)
+    assert code == 2
+    assert "it is not a file of results" in err
+    assert list(path.parent.glob("*/")) == []
+
+
+def test_a_run_that_several_cells_show_is_kept_for_each(capsys: pytest.CaptureFixture[str]) -> None:
+    assert fedsat(capsys, "paper", "run", "table-ls", "--only", "dataset=mnist,model=mlp,method=fedavg")[0] == 0
+    lines = [result.line for result in read_results(Path("runs/paper/table-ls-smoke.csv"))]
+    assert [line["setting"] for line in lines] == ["mnist, mlp, lr=0.001", "mnist, mlp, lr=0.01"]
+    assert len({line["cell"] for line in lines}) == 1  # smoke has a rate of its own
+
+
+def test_variants_can_be_chosen() -> None:
+    chosen = _choice("variant=fedavg,fedsat gamma=1.0,dataset=mnist,cifar10")
+    assert chosen == {"variant": ["fedavg", "fedsat gamma=1.0"], "dataset": ["mnist", "cifar10"]}
+
+
+def test_what_is_missing_is_made_by_the_command_that_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    wanted = ["paper", "show", "tuning", "--scale", "smoke"]
+    command = fedsat(capsys, *wanted)[2].partition("make them with: ")[2]
+    assert command == "fedsat paper run tuning --scale smoke --seed 1000 --results results\n"
+    only = ["--only", "dataset=mnist,variant=fedlc objective.tau=0.5"]
+    assert fedsat(capsys, *shlex.split(command)[1:], *only)[0] == 0
+    assert fedsat(capsys, *wanted)[0] == 0
+    again = fedsat(capsys, *"paper run tuning --scale smoke".split(), *only)[1]
+    assert "1 of 1 runs are done already" in again  # the seed is the tuning's own
+
+
+def test_runs_whose_results_are_kept_are_not_run_again(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = ["paper", "run", "table-ls", "--out", "runs/here", "--results", "kept", "--only"]
+    only = "dataset=mnist,model=mlp,lr=0.01,method=fedavg"
+    monkeypatch.setattr("sys.argv", ["fedsat", *call, only])
+    assert fedsat(capsys, *call, only)[0] == 0
+    (line,) = [result.line for result in read_results(Path("kept/table-ls-smoke.csv"))]
+    assert line["command"] == f"fedsat paper run table-ls --only {only}"  # without folders of this machine
+    shutil.rmtree("runs")
+    out = fedsat(capsys, *call, f"{only},fedprox", "--seeds", "2")[1]
+    assert "1 of 4 runs have their results in kept/table-ls-smoke.csv already" in out
+    seeds = [(result.line["contender"], result.seed) for result in read_results(Path("kept/table-ls-smoke.csv"))]
+    assert seeds == [("fedavg", 0), ("fedavg", 1), ("fedprox", 0), ("fedprox", 1)]
+    out = fedsat(capsys, *call, only, "--set", "algorithm.server_lr=0.5")[1]
+    assert "already" not in out  # another experiment
