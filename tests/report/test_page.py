@@ -51,6 +51,14 @@ def test_ten_methods_three_seeds_400_rounds_100_classes_fit(tmp_path: Path) -> N
     assert "Curves show 200 of up to 400 evaluated rounds." in page.read_text()
 
 
+def test_many_groups_fit(tmp_path: Path) -> None:
+    for number in range(180):
+        make_run(tmp_path / str(number), algorithm="fedavg", lr=0.01 + number / 1e4, rounds=200, clients=100)
+    page = make_page(group_runs(find_runs([tmp_path])))
+    assert len(page.encode()) < 3_000_000
+    assert "Curves show 55 of up to 200 evaluated rounds." in page
+
+
 WATCH = "<script>window.errors = []; onerror = (m) => { errors.push(String(m)); }; console.error = onerror;</script>"
 DRIVE = """<script>
 const count = (selector) => document.querySelectorAll(selector).length;

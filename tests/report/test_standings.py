@@ -8,7 +8,7 @@ import pytest
 
 import fedsat
 from fedsat.report.groups import find_runs, group_runs
-from fedsat.report.standings import legend, marks, quickest, rounds_written, standings, tied, written
+from fedsat.report.standings import comparison, marks, quickest, rounds_written, standings, tied, written
 from report.made_runs import make_run
 
 
@@ -31,6 +31,9 @@ def test_marks() -> None:
     assert marks([{0: 0.83, 1: 0.81}, noisy]) == ["best", "tie"]
     assert marks([{0: 0.5}, {0: 0.5}, {0: 0.4}]) == ["best", "best", ""]
     assert marks([{0: 0.5}]) == [""]
+    # Seed 1 is kinder to everybody, and only the first has it: over seed 0 alone the second is ahead.
+    assert marks([{0: 0.5, 1: 0.9}, {0: 0.6}]) == ["", "best"]
+    assert marks([{0: 0.5}, {1: 0.6}]) == ["", ""]
 
 
 def test_numbers_as_written() -> None:
@@ -57,13 +60,41 @@ def test_runs_that_differ_in_their_seed_are_one_group(tmp_path: Path) -> None:
     assert fedavg.qualities["test_accuracy"] == pytest.approx({0: 0.6 - 0.0, 1: 0.7}, abs=0.03)
     assert fedavg.reached == [6, 5]
     assert fedavg.megabytes == pytest.approx(18)
-    assert "±" in legend([fedavg])
+    assert "±" in comparison(groups).legend
 
 
 def test_settings_outside_the_method_are_named_where_they_differ(tmp_path: Path) -> None:
     make_run(tmp_path / "a", algorithm="fedavg", lr=0.1)
     make_run(tmp_path / "b", algorithm="fedsat", lr=0.01)
     assert [group.label for group in group_runs(find_runs([tmp_path]))] == ["fedavg lr=0.1", "fedsat lr=0.01"]
+
+
+def test_a_method_with_fewer_seeds_is_named(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        make_run(tmp_path / f"a{seed}", algorithm="fedavg", seed=seed, accuracy=0.6 + seed / 10)
+    make_run(tmp_path / "b", algorithm="fedprox", seed=0, accuracy=0.62)
+    shown = comparison(group_runs(find_runs([tmp_path])))
+    # Round 3 is at three quarters: 0.975 · (60 + 70)/2 and 0.975 · 62; with seed 0 alone 60 stands against 62.
+    assert [row[1] for row in shown.rows] == [("63.4±6.9", ""), ("60.5", "best")]
+    assert "Fewer seeds: fedprox has 0; best and ≈ are judged over the seeds that all have." in shown.legend
+
+
+def test_runs_on_different_federations_are_no_contest(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", algorithm="fedavg", partition="iid", accuracy=0.9)
+    make_run(tmp_path / "b", algorithm="fedavg", partition="lsmc", accuracy=0.5)
+    groups = group_runs(find_runs([tmp_path]))
+    assert [group.label for group in groups] == ["fedavg iid", "fedavg lsmc classes_per_client=2 skew=0.5"]
+    shown = comparison(groups, target=0.3)
+    assert {mark for row in shown.rows for _, mark in row} == {""}
+    assert "no best is named" in shown.legend
+
+
+def test_an_option_that_came_later_is_no_difference(tmp_path: Path) -> None:
+    old = make_run(tmp_path / "a", gamma=0.5)
+    path = old.folder / "config.toml"
+    path.write_text("".join(line for line in path.read_text().splitlines(keepends=True) if "inertia" not in line))
+    make_run(tmp_path / "b", gamma=0.7)
+    assert [group.label for group in group_runs(find_runs([tmp_path]))] == ["fedsat gamma=0.5", "fedsat gamma=0.7"]
 
 
 def test_an_interrupted_run_gives_way_to_the_finished_one(tmp_path: Path) -> None:
@@ -74,14 +105,17 @@ def test_an_interrupted_run_gives_way_to_the_finished_one(tmp_path: Path) -> Non
     (cut.folder / "summary.json").unlink()
     (group,) = group_runs(find_runs([tmp_path / "b", tmp_path / "a"]))
     assert group.first.folder == tmp_path / "a"
-    (alone,) = standings(group_runs(find_runs([tmp_path / "b"])))
-    assert alone.unfinished
-    assert "Not finished: fedsat" in legend([alone])
-    assert "One seed: no ties can be told" in legend([alone])
+    alone = comparison(group_runs(find_runs([tmp_path / "b"])))
+    assert "Not finished: fedsat" in alone.legend
+    assert "One seed: no ties can be told" in alone.legend
 
 
 def test_folders_without_runs(tmp_path: Path) -> None:
-    with pytest.raises(fedsat.UsageError, match="holds no run"):
-        find_runs([tmp_path])
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "report.html").write_text("a page")
+    with pytest.raises(fedsat.UsageError, match="no run in "):
+        find_runs([tmp_path, tmp_path / "report.html"])
+    run = make_run(tmp_path / "run")
+    assert [found.folder for found in find_runs(sorted(tmp_path.iterdir()))] == [run.folder]  # as the shell gives *
     with pytest.raises(fedsat.UsageError, match="there is no folder"):
         find_runs([tmp_path / "nowhere"])

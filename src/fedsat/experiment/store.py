@@ -26,16 +26,16 @@ def identity(table: Mapping[str, Any], *, without: tuple[str, ...] = ()) -> str:
     Everything that enters the mathematics or the measures counts: data, partition, model, method with every
     option, protocol, precision and seed. What is `ONLY_HOW` does not.
     """
-    kept = {key: value for key, value in _completed(table).items() if key not in (*ONLY_HOW, *without)}
+    kept = {key: value for key, value in completed(table).items() if key not in (*ONLY_HOW, *without)}
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def _comparable(table: Mapping[str, Any]) -> dict[str, Any]:
     """All of a configuration that a run must share to be gone on with."""
-    return {key: value for key, value in _completed(table).items() if key != "checkpoint_every"}
+    return {key: value for key, value in completed(table).items() if key != "checkpoint_every"}
 
 
-def _completed(table: Mapping[str, Any]) -> Mapping[str, Any]:
+def completed(table: Mapping[str, Any]) -> Mapping[str, Any]:
     """`table` with options that were added since it was written; as it is if its own classes are not at hand."""
     try:
         return complete(table)

@@ -22,8 +22,13 @@ CURVES = {
     "lowest": lambda line: line["client_accuracy"]["min"],
     "effective": lambda line: line["effective_clients"] / 100,  # a number, where the others are per cent
 }
+PALETTE = (
+    "#3b7dd8", "#e0762f", "#2a9d6f", "#cf4a63", "#8f68cf", "#96724f", "#d468aa", "#25a3b6", "#a39b2a", "#7f8a96",
+)  # fmt: skip
 POINTS, DOTS, VALUES = 200, 2000, 300
-"""The most points of a curve, weights of a group, and client accuracies of a group."""
+"""The most points of a curve, weights of a group, and client accuracies of a group; fewer where groups are many."""
+MANY = 50
+"""More groups than these share what as many would have."""
 HEAT_CELLS, MATRIX_CELLS, PARTITION_CELLS = 250_000, 250_000, 100_000
 """The most cells of all recall maps, of all confusion matrices, and of one partition."""
 
@@ -41,16 +46,16 @@ def chart_data(groups: Sequence[Group]) -> dict[str, Any]:
             known[key] = _add_federation(group.first, federations, notes)
         entry["federation"] = known[key]
         entries.append(entry)
-    longest = max(len(run.evaluated) for group in groups for run in group.runs)
-    if longest > POINTS:
-        notes.append(f"Curves show {POINTS} of up to {longest} evaluated rounds.")
-    return {"groups": entries, "federations": federations, "notes": notes}
+    longest, points = max(len(run.evaluated) for group in groups for run in group.runs), _share(POINTS, len(groups))
+    if longest > points:
+        notes.append(f"Curves show {points} of up to {longest} evaluated rounds.")
+    return {"groups": entries, "federations": federations, "notes": notes, "palette": PALETTE}
 
 
 def group_data(group: Group, groups: int) -> dict[str, Any]:
     """What is drawn of one group among `groups`."""
     lines = _common_lines(group)
-    rounds = thinned(list(lines), POINTS)
+    rounds = thinned(list(lines), _share(POINTS, groups))
     classes = list(group.first.summary.get("class_names") or _numbers(group.first))
     return {
         "label": group.label,
@@ -59,10 +64,15 @@ def group_data(group: Group, groups: int) -> dict[str, Any]:
         "rounds": rounds,
         "curves": {name: _band([lines[number] for number in rounds], value) for name, value in CURVES.items()},
         "recall": _recall(lines, max(10, HEAT_CELLS // (groups * len(classes)))),
-        "clients": _client_accuracies(group),
-        "weights": _weights(group.first),
+        "clients": _client_accuracies(group, _share(VALUES, groups)),
+        "weights": _weights(group.first, _share(DOTS, groups)),
         "confusion": _confusion(group) if len(classes) ** 2 * groups <= MATRIX_CELLS else None,
     }
+
+
+def _share(most: int, groups: int) -> int:
+    """How much of something each of `groups` may have, so that the page stays small."""
+    return max(10, most * MANY // max(MANY, groups))
 
 
 def thinned(items: list[Any], most: int) -> list[Any]:
@@ -107,16 +117,16 @@ def _whole(row: Floats) -> list[int | None]:
     return [None if np.isnan(value) else round(float(value)) for value in row]
 
 
-def _client_accuracies(group: Group) -> list[float] | None:
+def _client_accuracies(group: Group, most: int) -> list[float] | None:
     """Clients' accuracies at the end, of all seeds together, in order; evenly spaced ones where there are many."""
     values = [v for run in group.runs for v in run.stored.get("client_accuracies", []) if v is not None]
-    return _rounded(100 * np.array(thinned(sorted(values), VALUES))) if values else None
+    return _rounded(100 * np.array(thinned(sorted(values), most))) if values else None
 
 
-def _weights(run: StoredRun) -> dict[str, Any]:
+def _weights(run: StoredRun, most: int) -> dict[str, Any]:
     """The weights of the clients that answered and the priority class, round by round, of one seed."""
     per_round = max(1, *(len(line["weights"]) for line in run.metrics))
-    lines = thinned([line for line in run.metrics if line["weights"]], max(10, DOTS // per_round))
+    lines = thinned([line for line in run.metrics if line["weights"]], max(10, most // per_round))
     return {
         "seed": run.seed,
         "equal": 100 / per_round,

@@ -10,16 +10,13 @@ import numpy as np
 
 from fedsat.experiment.record import speaking_of
 from fedsat.experiment.store import file_name
-from fedsat.report.chart_data import chart_data
+from fedsat.report.chart_data import PALETTE, chart_data
 from fedsat.report.groups import Group
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-PALETTE = (
-    "#3b7dd8", "#e0762f", "#2a9d6f", "#cf4a63", "#8f68cf", "#96724f", "#d468aa", "#25a3b6", "#a39b2a", "#7f8a96",
-)  # fmt: skip
 TITLES = {
     "accuracy": "accuracy, %",
     "worst": "recall of the worst class, %",

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedsat.errors import UsageError
 from fedsat.experiment.record import CONFIG
-from fedsat.experiment.store import ONLY_HOW, StoredRun, identity
+from fedsat.experiment.store import ONLY_HOW, StoredRun, completed, identity
 
 
 @dataclass(frozen=True)
@@ -32,15 +32,19 @@ class Group:
 
 
 def find_runs(paths: Iterable[Path]) -> list[StoredRun]:
-    """The runs in the given folders; a folder of runs, such as a comparison's, stands for all that it holds."""
-    runs = []
-    for path in paths:
-        if not path.is_dir():
+    """The runs in the given folders; a folder of runs, such as a comparison's, stands for all that it holds.
+
+    What else `runs/*` names, such as a page among the runs, is passed over.
+    """
+    given, runs = list(paths), list[StoredRun]()
+    for path in given:
+        if not path.exists():
             raise UsageError(f"there is no folder {path}")
         folders = [path] if (path / CONFIG).is_file() else sorted(file.parent for file in path.glob(f"*/{CONFIG}"))
-        if not folders:
-            raise UsageError(f"{path} holds no run: neither it nor a folder in it has a {CONFIG}")
         runs += [StoredRun.read(folder) for folder in folders]
+    if not runs:
+        places = ", ".join(map(str, given))
+        raise UsageError(f"no run in {places}: neither there nor in a folder there is a {CONFIG}")
     return runs
 
 
@@ -67,9 +71,7 @@ def common_settings(groups: Sequence[Group]) -> str:
     table = groups[0].first.table
     words = {
         "dataset": Path(str(table["dataset"])).name,
-        "partition": " ".join(
-            str(value) if key == "name" else f"{key}={_written(value)}" for key, value in table["partition"].items()
-        ),
+        "partition": " ".join(_named(key, value) for key, value in table["partition"].items()),
         "model": table["model"]["name"],
         "clients": f"{table['per_round']} of {table['clients']} clients",
         "rounds": f"{table['rounds']} rounds",
@@ -87,15 +89,15 @@ def _labels(runs: list[StoredRun]) -> list[str]:
     for run in runs:
         like = [other for other in runs if other.method == run.method]
         keys = [*shared, *(key for key in _differing(like) if key.startswith("algorithm."))]
-        flat = flatten(run.table)
-        named = [f"{key.rpartition('.')[2]}={_written(flat[key])}" for key in keys if key in flat]
+        flat = flatten(completed(run.table))
+        named = [_named(key.rpartition(".")[2], flat[key]) for key in keys if key in flat]
         labels.append(" ".join([run.method, *named]))
     return labels
 
 
 def _differing(runs: list[StoredRun]) -> list[str]:
     """The settings that do not have the same value in all runs."""
-    tables = [flatten(run.table) for run in runs]
+    tables = [flatten(completed(run.table)) for run in runs]
     keys = dict.fromkeys(key for table in tables for key in table)
     ignored = {"seed", *ONLY_HOW}
     return [key for key in keys if key not in ignored and len({str(table.get(key)) for table in tables}) > 1]
@@ -109,5 +111,7 @@ def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _written(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def _named(key: str, value: Any) -> str:
+    """A setting in words; a part goes by its own name."""
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return text if key == "name" else f"{key}={text}"

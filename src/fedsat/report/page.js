@@ -1,7 +1,7 @@
 "use strict";
 // Draws the page's charts from the numbers in #data. No library: lines and dots are SVG, maps are small images in it.
 const DATA = JSON.parse(document.getElementById("data").textContent);
-const PALETTE = ["#3b7dd8", "#e0762f", "#2a9d6f", "#cf4a63", "#8f68cf", "#96724f", "#d468aa", "#25a3b6", "#a39b2a", "#7f8a96"];
+const PALETTE = DATA.palette;
 let zoomed = false;
 const shown = DATA.groups.map(() => true);
 const byId = (id) => document.getElementById(id);

@@ -12,16 +12,7 @@ from string import Template
 from fedsat.experiment.record import CONFIG, speaking_of, write_whole
 from fedsat.report.chart_data import chart_data
 from fedsat.report.groups import Group, common_settings
-from fedsat.report.standings import (
-    QUALITIES,
-    legend,
-    marks,
-    mean,
-    quickest,
-    rounds_written,
-    standings,
-    written,
-)
+from fedsat.report.standings import Comparison, comparison
 
 
 def write_page(groups: Sequence[Group], path: Path, target: float | None = None) -> Path:
@@ -35,7 +26,7 @@ def write_page(groups: Sequence[Group], path: Path, target: float | None = None)
 
 def make_page(groups: Sequence[Group], target: float | None = None) -> str:
     """The text of the page."""
-    charts = chart_data(groups)
+    charts, shown = chart_data(groups), comparison(groups, target)
     parts = files("fedsat.report")
     datasets = ", ".join(dict.fromkeys(Path(str(group.first.table["dataset"])).name for group in groups))
     title = (
@@ -45,8 +36,8 @@ def make_page(groups: Sequence[Group], target: float | None = None) -> str:
         title=escape(title),
         setting=escape(common_settings(groups)),
         style=(parts / "page.css").read_text(encoding="utf-8"),
-        table=_table(groups, target),
-        legend=escape(legend(standings(groups))),
+        table=_table(shown),
+        legend=escape(shown.legend),
         configurations="\n".join(map(_configuration, groups)),
         notes="".join(f"<p>{escape(note)}</p>" for note in charts["notes"]),
         # A name of a run or class must not be able to end the script that holds it.
@@ -55,27 +46,12 @@ def make_page(groups: Sequence[Group], target: float | None = None) -> str:
     )
 
 
-def _table(groups: Sequence[Group], target: float | None) -> str:
+def _table(shown: Comparison) -> str:
     """The comparison with the best of each column in bold."""
-    found = standings(groups, target)
-    headings = ["", *(f"{name} %" for name in QUALITIES.values()), "last %", "best %"]
-    headings += [f"rounds to {100 * target:g} %"] if target is not None else []
-    marked = [marks([standing.qualities[key] for standing in found]) for key in QUALITIES]
-    fewest = quickest([standing.reached for standing in found])
-    rows = []
-    for index, standing in enumerate(found):
-        cells = [(standing.label, "")]
-        for key, column in zip(QUALITIES, marked, strict=True):
-            tie = " ≈" if column[index] == "tie" else ""
-            cells.append((written(standing.qualities[key]).replace("±", " ± ") + tie, column[index]))
-        cells += [(f"{100 * mean(standing.last):.1f}", ""), (f"{100 * mean(standing.best):.1f}", "")]
-        if target is not None:
-            led = fewest is not None and quickest([standing.reached]) == fewest
-            cells.append((rounds_written(standing.reached), "best" if led else ""))
-        cells += [(f"{standing.seconds:.1f}", ""), (f"{standing.megabytes:,.0f}", "")]
-        rows.append("".join(f'<td class="{mark}">{escape(text)}</td>' for text, mark in cells))
-    head = "".join(f"<th>{escape(heading)}</th>" for heading in (*headings, "seconds", "MB"))
-    body = "".join(f"<tr>{row}</tr>" for row in rows)
+    rows = [[(text.replace("±", " ± ") + " ≈" * (mark == "tie"), mark) for text, mark in row] for row in shown.rows]
+    cells = ["".join(f'<td class="{mark}">{escape(text)}</td>' for text, mark in row) for row in rows]
+    head = "".join(f"<th>{escape(heading)}</th>" for heading in shown.headings)
+    body = "".join(f"<tr>{row}</tr>" for row in cells)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 

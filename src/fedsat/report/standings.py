@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fedsat.experiment.store import completed
 from fedsat.metrics import rounds_to_target
 from fedsat.report.groups import Group
 
@@ -101,12 +102,17 @@ def tied(best: BySeed, other: BySeed) -> bool:
 
 
 def marks(columns: Sequence[BySeed]) -> list[str]:
-    """For each entry of a column `best`, `tie` (with the best) or nothing; a single entry is no contest."""
-    if len(columns) < 2:
+    """For each entry of a column `best`, `tie` (with the best) or nothing, judged over the seeds that all have.
+
+    A single entry is no contest, and neither are entries without a seed in common.
+    """
+    seeds = set.intersection(*(set(values) for values in columns))
+    if len(columns) < 2 or not seeds:
         return [""] * len(columns)
-    top = max(map(mean, columns))
-    leader = next(values for values in columns if mean(values) == top)
-    return ["best" if mean(values) == top else "tie" if tied(leader, values) else "" for values in columns]
+    shared = [{seed: values[seed] for seed in seeds} for values in columns]
+    top = max(map(mean, shared))
+    leader = next(values for values in shared if mean(values) == top)
+    return ["best" if mean(values) == top else "tie" if tied(leader, values) else "" for values in shared]
 
 
 def written(values: BySeed) -> str:
@@ -129,13 +135,54 @@ def quickest(all_reached: Sequence[Sequence[int | None]]) -> float | None:
     return min(means, default=None)
 
 
-def legend(found: Sequence[Standing]) -> str:
+@dataclass(frozen=True)
+class Comparison:
+    """The table that shows methods side by side, for a terminal or a page to draw."""
+
+    headings: list[str]
+    rows: list[list[tuple[str, str]]]
+    """Each cell's text, and its mark: `best`, `tie` or nothing."""
+    legend: str
+
+
+def comparison(groups: Sequence[Group], target: float | None = None) -> Comparison:
+    """Methods side by side over seeds."""
+    found = standings(groups, target)
+    one_contest = len({_federation(group) for group in groups}) == 1
+    columns = [[standing.qualities[key] for standing in found] for key in QUALITIES]
+    marked = [marks(column) if one_contest else [""] * len(found) for column in columns]
+    fewest = quickest([standing.reached for standing in found]) if one_contest else None
+    rows = []
+    for index, standing in enumerate(found):
+        cells = [(standing.label, "")]
+        cells += [(written(column[index]), mark[index]) for column, mark in zip(columns, marked, strict=True)]
+        cells += [(f"{100 * mean(values):.1f}", "") for values in (standing.last, standing.best)]
+        if target is not None:
+            led = fewest is not None and quickest([standing.reached]) == fewest
+            cells.append((rounds_written(standing.reached), "best" if led else ""))
+        rows.append([*cells, (f"{standing.seconds:.1f}", ""), (f"{standing.megabytes:,.0f}", "")])
+    headings = ["", *(f"{name} %" for name in QUALITIES.values()), "last %", "best %"]
+    headings += [f"rounds to {100 * target:g} %"] if target is not None else []
+    return Comparison([*headings, "s", "MB"], rows, _legend(found, one_contest))
+
+
+def _federation(group: Group) -> str:
+    """The data and how they are spread: what methods must share to stand against each other."""
+    table = completed(group.first.table)
+    return str([table.get(key) for key in ("dataset", "image_size", "partition", "clients")])
+
+
+def _legend(found: Sequence[Standing], one_contest: bool) -> str:
     """What the marks and numbers of a comparison mean, and what they leave out."""
-    seeds = {len(standing.group.runs) for standing in found}
     text = "Accuracy, worst class, lowest client: means of the last ten rounds; last, best: accuracy of that round."
-    if max(seeds) > 1:
+    most = max(len(standing.group.runs) for standing in found)
+    if not one_contest:
+        text += " Data or clients differ: no best is named."
+    elif most > 1:
         text += " ± deviation over seeds; ≈ not told apart from the best (95 %, paired by seed)."
     else:
         text += " One seed: no ties can be told."
+    fewer = [f"{s.label} has {', '.join(map(str, s.group.seeds))}" for s in found if len(s.group.runs) < most]
+    text += f" Fewer seeds: {'; '.join(fewer)}; best and ≈ are judged over the seeds that all have." if fewer else ""
     unfinished = [standing.label for standing in found if standing.unfinished]
     return text + (f" Not finished: {', '.join(unfinished)}." if unfinished else "")

@@ -11,16 +11,7 @@ from rich.text import Text
 
 from fedsat.experiment.store import StoredRun
 from fedsat.report.groups import Group, common_settings
-from fedsat.report.standings import (
-    QUALITIES,
-    legend,
-    marks,
-    mean,
-    quickest,
-    rounds_written,
-    standings,
-    written,
-)
+from fedsat.report.standings import comparison
 
 
 def run_table(run: StoredRun) -> Table:
@@ -55,28 +46,15 @@ def misfortunes(summary: Mapping[str, Any]) -> str:
 
 def comparison_table(groups: Sequence[Group], target: float | None = None) -> Table:
     """Methods side by side over seeds; the best of each column in bold, ties with it marked."""
-    found = standings(groups, target)
+    shown = comparison(groups, target)
     # Little air, so that it fits into 80 columns.
     table = Table(title=Text(common_settings(groups)), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    table.add_column("", overflow="fold", min_width=min(12, max(len(standing.label) for standing in found)))
-    headings = ["accuracy\n%", "worst\nclass %", "lowest\nclient %", "last\n%", "best\n%"]
-    headings += [f"rounds\nto {100 * target:g} %"] if target is not None else []
-    for heading in (*headings, "s", "MB"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    marked = [marks([standing.qualities[key] for standing in found]) for key in QUALITIES]
-    fewest = quickest([standing.reached for standing in found])
-    for index, standing in enumerate(found):
-        cells = [
-            _marked(written(standing.qualities[key]), column[index])
-            for key, column in zip(QUALITIES, marked, strict=True)
-        ]
-        cells += [Text(percent(mean(standing.last))), Text(percent(mean(standing.best)))]
-        if target is not None:
-            led = fewest is not None and quickest([standing.reached]) == fewest
-            cells.append(_marked(rounds_written(standing.reached), "best" if led else ""))
-        cells += [Text(f"{standing.seconds:.1f}"), Text(f"{standing.megabytes:,.0f}")]
-        table.add_row(Text(standing.label), *cells)
-    table.caption = legend(found)
+    table.add_column("", overflow="fold", min_width=min(12, max(len(label) for (label, _), *_ in shown.rows)))
+    for heading in shown.headings[1:]:
+        table.add_column(heading.replace(" ", "\n", 1), justify="right", no_wrap=True)
+    for (label, _), *cells in shown.rows:
+        table.add_row(Text(label), *(_marked(text, mark) for text, mark in cells))
+    table.caption = shown.legend
     return table
 
 
