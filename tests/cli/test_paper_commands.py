@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import shutil
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def test_a_run_that_several_cells_show_is_kept_for_each(capsys: pytest.CaptureFi
     assert fedsat(capsys, "paper", "run", "table-ls", "--only", "dataset=mnist,model=mlp,method=fedavg")[0] == 0
     lines = [result.line for result in read_results(Path("runs/paper/table-ls-smoke.csv"))]
     assert [line["setting"] for line in lines] == ["mnist, mlp, lr=0.001", "mnist, mlp, lr=0.01"]
-    assert len({line["cell"] for line in lines}) == 1  # smoke has a rate of its own
+    assert len({line["finished"] for line in lines}) == 1  # smoke has a rate of its own
 
 
 def test_variants_can_be_chosen() -> None:
@@ -95,5 +96,35 @@ def test_runs_whose_results_are_kept_are_not_run_again(
     assert "1 of 4 runs have their results in kept/table-ls-smoke.csv already" in out
     seeds = [(result.line["contender"], result.seed) for result in read_results(Path("kept/table-ls-smoke.csv"))]
     assert seeds == [("fedavg", 0), ("fedavg", 1), ("fedprox", 0), ("fedprox", 1)]
-    out = fedsat(capsys, *call, only, "--set", "algorithm.server_lr=0.5")[1]
-    assert "already" not in out  # another experiment
+    # The same cell and seed by other settings, as after a change of defaults, is another experiment.
+    path = Path("kept/table-ls-smoke.csv")
+    path.write_text(path.read_text().replace('""server_lr"": 1.0', '""server_lr"": 0.5'))
+    code, out, _ = fedsat(capsys, *call, only)
+    assert (code, "already" in out) == (0, False)
+    assert '""server_lr"": 1.0' in path.read_text()
+
+
+def test_changed_settings_are_kept_in_full_and_in_one_order(capsys: pytest.CaptureFixture[str]) -> None:
+    call = ["paper", "run", "table-ls", "--only", "dataset=mnist,model=mlp,lr=0.01,method=fedsat"]
+    for changes in (["gamma=0.5", "algorithm.inertia=0.1"], ["inertia=0.1", "algorithm.gamma=0.5"]):
+        sets = [word for change in changes for word in ("--set", change)]
+        assert fedsat(capsys, *call, *sets, "--set", "device=cpu")[0] == 0
+    (line,) = read_results(Path("runs/paper/table-ls-smoke.csv"))
+    assert line.line["extra"] == "algorithm.gamma=0.5, algorithm.inertia=0.1"
+
+
+def test_smoke_results_are_shown_without_being_told_where(capsys: pytest.CaptureFixture[str]) -> None:
+    assert fedsat(capsys, "paper", "run", "table-ls", "--only", "dataset=mnist,model=mlp,method=fedavg")[0] == 0
+    assert "2 of 120 cells are done" in fedsat(capsys, "paper", "show", "table-ls")[1]
+
+
+def test_tuning_takes_its_own_scale_and_keeps_other_datasets(capsys: pytest.CaptureFixture[str]) -> None:
+    call = ["paper", "tune", "--out", "tuned.toml"]
+    only = ["--only", "dataset=mnist,variant=fedlc objective.tau=0.5"]
+    assert fedsat(capsys, "paper", "run", "tuning", "--scale", "smoke", "--results", "results", *only)[0] == 0
+    assert fedsat(capsys, *call)[0] == 2  # smoke chooses nothing
+    shutil.copy("results/tuning-smoke.csv", "results/tuning-short.csv")
+    Path("tuned.toml").write_text('[cifar10.moon]\n"mu" = 5.0\n[mnist.fedprox]\n"mu" = 1.0\n')
+    assert fedsat(capsys, *call)[0] == 0
+    chosen = tomllib.loads(Path("tuned.toml").read_text())
+    assert chosen == {"cifar10": {"moon": {"mu": 5.0}}, "mnist": {"fedlc": {"objective.tau": 0.5}}}

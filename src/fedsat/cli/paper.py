@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shlex
+import tomllib
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
@@ -18,7 +19,7 @@ from rich.text import Text
 from fedsat.cli.batch import Job, carry_out, say
 from fedsat.cli.options import AtOnce, read_settings
 from fedsat.errors import UsageError, unknown
-from fedsat.experiment.config import Config
+from fedsat.experiment.config import Config, full_name
 from fedsat.experiment.record import speaking_of, write_whole
 from fedsat.experiment.store import ONLY_HOW, Shelf, StoredRun, identity
 from fedsat.paper import SCALES, STUDIES, Study, find
@@ -26,7 +27,7 @@ from fedsat.paper.document import spread, write_document
 from fedsat.paper.results import Key, Result, add_results, read_results, results_file, results_of
 from fedsat.paper.studies import ROUNDS, Cell, cells, configure, select
 from fedsat.paper.variants import best_variants, tuned_text
-from fedsat.paper.verdict import Entry, compare, missing, verdict_lines
+from fedsat.paper.verdict import Entry, compare, coverage, verdict_lines
 
 app = typer.Typer(help="The paper's tables and figures: run them, and see ours beside its.", rich_markup_mode=None)
 
@@ -36,7 +37,7 @@ Only = Annotated[
     str | None,
     typer.Option(help="cells to take, such as dataset=mnist,model=lenet5,method=fedavg,fedsat", show_default=False),
 ]
-RESULTS = Path("results")
+RESULTS, OUT = Path("results"), Path("runs/paper")
 TUNED = Path(str(files("fedsat.paper") / "tuned.toml"))
 CHECKPOINTS = (1, 10, 20, 50, 100, 200, 400)
 """The rounds at which curves are told in a table."""
@@ -50,7 +51,7 @@ def list_studies() -> None:
         table.add_column(heading, no_wrap=heading == "")
     for study in STUDIES.values():
         own = cells(study)
-        columns = [study.contender, *(key for key, _ in own[0].setting)]
+        columns = dict.fromkeys([study.contender, *(key for cell in own for key, _ in cell.setting)])
         printed = sum(len(cell.printed) for cell in own)
         table.add_row(study.name, study.title, str(len(own)), str(printed or "–"), ", ".join(columns))
     console = Console()
@@ -78,9 +79,7 @@ def run(
         typer.Option("--set", help="any other setting, such as augment=crop-flip", metavar="KEY=VALUE"),
     ] = None,
     at_once: AtOnce = 1,
-    out: Annotated[Path, typer.Option(help="folder of the runs, shared by all tables and figures")] = Path(
-        "runs/paper"
-    ),
+    out: Annotated[Path, typer.Option(help="folder of the runs, shared by all tables and figures")] = OUT,
     results: Annotated[
         Path | None, typer.Option(help="folder of the results files [results; OUT for smoke]", show_default=False)
     ] = None,
@@ -97,7 +96,7 @@ def run(
         for cell in select(study, _choice(only), others)
     ]
     shelf, path = Shelf(out), results_file(results or (out if scale == "smoke" else RESULTS), study, scale)
-    extra = ", ".join(f"{key}={value}" for key, value in settings if key not in ONLY_HOW)
+    extra = _changes(asked[0][1], settings)
     kept = {(result.key, result.seed): result.experiment for result in read_results(path)}
     chosen = [(cell, config) for cell, config in asked if not _is_kept(cell, config, extra, kept)]
     if len(chosen) < len(asked):
@@ -133,8 +132,7 @@ def show(
         console.print(_curves(kept))
     for line in verdict_lines(study, entries):
         say(console, line)
-    absent = len(missing(study, kept))
-    say(console, f"{study.name}, {used}: {len(cells(study)) - absent} of {len(cells(study))} cells are done")
+    say(console, f"{study.name}, {used}: {coverage(study, kept)} are done")
     if used == "smoke":
         say(console, "smoke is on other data with small networks: nothing here can be compared with the paper")
 
@@ -145,9 +143,11 @@ def tune(
     out: Annotated[Path, typer.Option(help="the file of choices")] = TUNED,
 ) -> None:
     """Choose each baseline's options from the kept results of `fedsat paper run tuning`."""
-    chosen = best_variants(_read(find("tuning"), None, results)[0])
+    study = find("tuning")
+    chosen = best_variants(_read(study, study.scale, results)[0])
     with speaking_of(out):
-        write_whole(out, tuned_text(chosen).encode())
+        former = tomllib.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
+        write_whole(out, tuned_text({**former, **chosen}).encode())  # of a dataset without results the former stay
     for dataset, methods in chosen.items():
         for method, options in methods.items():
             words = ", ".join(f"{key}={value}" for key, value in options.items())
@@ -185,6 +185,12 @@ def _is_kept(cell: Cell, config: Config, extra: str, kept: Mapping[tuple[Key, in
     return kept.get(((cell.contender, cell.where, extra), config.seed)) == wanted
 
 
+def _changes(config: Config, settings: Sequence[tuple[str, Any]]) -> str:
+    """Settings that were changed against the paper's protocol, in full and in one order however they were given."""
+    full = {full_name(config.table(), key): value for key, value in settings}
+    return ", ".join(f"{key}={value}" for key, value in sorted(full.items()) if key not in ONLY_HOW)
+
+
 def _run_name(study: Study, cell: Cell, config: Config) -> str:
     """A run's folder: readable, and unique enough; the configuration inside is what counts."""
     table = config.table()
@@ -199,9 +205,11 @@ def _read(study: Study, scale: str | None, folder: Path) -> tuple[list[Result], 
     if scale is not None and scale not in SCALES:
         raise unknown("scale", scale, SCALES)
     for used in [scale] if scale else list(reversed(SCALES)):
-        found = read_results(results_file(folder, study, used))
-        if found:
-            return found, used
+        places = [folder, *([OUT] if used == "smoke" and folder == RESULTS else [])]
+        for place in places:
+            found = read_results(results_file(place, study, used))
+            if found:
+                return found, used
     command = ["fedsat", "paper", "run", study.name, "--scale", scale or study.scale]
     if study.seed:
         command += ["--seed", str(study.seed)]

@@ -11,8 +11,8 @@ from fedsat.errors import UsageError
 from fedsat.experiment.record import speaking_of, write_whole
 from fedsat.paper.overview import MEASURES, overview
 from fedsat.paper.results import Result, made_with, read_results, results_file
-from fedsat.paper.studies import STUDIES, Study, cells
-from fedsat.paper.verdict import Entry, compare, missing, verdict_lines
+from fedsat.paper.studies import STUDIES, Study
+from fedsat.paper.verdict import Entry, compare, coverage, missing, verdict_lines
 
 HEAD = """# Results
 
@@ -69,7 +69,7 @@ def section(study: Study, scale: str, results: Sequence[Result]) -> str:
     for where in dict.fromkeys(entry.where for entry in entries):
         lines += ["", f"### {where or study.title}", "", *_table([entry for entry in entries if entry.where == where])]
     absent = missing(study, results)
-    lines += ["", f"{len(cells(study)) - len(absent)} of {len(cells(study))} cells are here."]
+    lines += ["", f"{coverage(study, results)} are here."]
     if absent:
         places = "; ".join(dict.fromkeys(cell.where for cell in absent if cell.where))
         lines += ["", f"Missing: {len(absent)} cells" + (f" in {places}." if places else ".")]

@@ -37,19 +37,20 @@ class Row:
 
 
 def overview(kept: Mapping[tuple[str, str], Sequence[Result]], column: str) -> list[str]:
-    """A table of results by study and scale; runs of a method whose options were changed are no part of it."""
-    rows = [
-        row
-        for name in TABLES
-        for scale in ("full", "short")
-        for row in _rows(STUDIES[name], scale, kept.get((name, scale), ()), column)
-    ]
-    whole = [row.numbers for row in rows if len(row.numbers) == len(METHODS)]
-    if len(whole) > 1:
-        means = {method: float(np.mean([numbers[method] for numbers in whole])) for method in METHODS}
-        rows.append(Row(f"mean of the {len(whole)} settings with all methods", means, ""))
+    """A table of results by study and scale; runs of a method whose options were changed are no part of it.
+
+    Long and short runs have means of their own: they are answers to different questions.
+    """
+    lines = []
+    for scale in ("full", "short"):
+        rows = [row for name in TABLES for row in _rows(STUDIES[name], scale, kept.get((name, scale), ()), column)]
+        whole = [row.numbers for row in rows if len(row.numbers) == len(METHODS)]
+        if len(whole) > 1:
+            means = {method: float(np.mean([numbers[method] for numbers in whole])) for method in METHODS}
+            rows.append(Row(f"mean of the {len(whole)} settings with all methods, {scale}", means, ""))
+        lines += [row.line() for row in rows]
     heading = [f"| | {' | '.join(METHODS)} | seeds |", "|---|" + "---:|" * (len(METHODS) + 1)]
-    return [*heading, *(row.line() for row in rows)] if rows else []
+    return [*heading, *lines] if lines else []
 
 
 def _rows(study: Study, scale: str, results: Sequence[Result], column: str) -> list[Row]:

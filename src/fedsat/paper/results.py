@@ -46,8 +46,8 @@ COLUMNS = (
     "device",
     "command",
     "finished",
-    "cell",
 )
+NUMBERS = tuple(column for column in COLUMNS if column.startswith(("accuracy_", "worst_", "lowest_", "highest_")))
 POINTS = (1, 2, 5, 10, 20, 30, 40, 50, 75, 100, 150, 200, 250, 300, 350, 400)
 """The rounds whose accuracy is kept, besides the last."""
 
@@ -110,7 +110,6 @@ def results_of(cell: Cell, extra: str, scale: str, run: StoredRun) -> list[Resul
         "other_settings": json.dumps(others, ensure_ascii=False),
         **{key: made.get(key) or "" for key in ("fedsat", "torch", "device", "finished")},
         "command": _without_places(made.get("command") or ""),
-        "cell": identity(table, without=("seed",)),
     }
     found = [{"contender": cell.contender, **_numbers(run.summary, run.evaluated, len(run.metrics))}]
     for name, summary in run.summary.get("models", {}).items():
@@ -167,11 +166,20 @@ def read_results(path: Path) -> list[Result]:
         lines = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UsageError(f"cannot read the results in {path}: {error}") from error
-    for number, line in enumerate(lines, start=2):
-        missing = [column for column in COLUMNS if line.get(column) is None]
-        if missing:
-            raise UsageError(f"{path} line {number} has no {missing[0]}: it is not a file of results")
-    return [Result(line) for line in lines]
+    return [_checked(path, number, line) for number, line in enumerate(lines, start=2)]
+
+
+def _checked(path: Path, number: int, line: Mapping[str, str]) -> Result:
+    """A line of a file as a result; read as a whole once, so that damage is told here and not hours later."""
+    missing = [column for column in COLUMNS if line.get(column) is None]
+    if missing:
+        raise UsageError(f"{path} line {number} has no {missing[0]}: it is not a file of results")
+    result = Result({column: line[column] for column in COLUMNS})
+    try:
+        _ = result.seed, result.recall, result.curve, result.experiment, *map(result.number, NUMBERS)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise UsageError(f"{path} line {number} is damaged: {error}") from error
+    return result
 
 
 def add_results(path: Path, new: Iterable[Result]) -> list[Result]:

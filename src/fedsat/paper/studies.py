@@ -231,20 +231,40 @@ def _numbers(study: Study, row: Mapping[str, str]) -> dict[str, float]:
 
 
 def select(study: Study, only: Mapping[str, Sequence[str]], also: Sequence[str] = ()) -> list[Cell]:
-    """The cells that `only` lets through; `also` adds methods that the paper does not have."""
+    """The cells that `only` lets through, and methods that the paper does not have, `also`, in the same settings."""
     chosen = list(cells(study))
-    if study.contender == "method":
-        settings = dict.fromkeys(cell.setting for cell in chosen)
-        chosen += [Cell(method, setting) for setting in settings for method in also]
+    if also and study.contender != "method":
+        raise UsageError(f"{study.name} compares by {study.contender}, not methods: nothing can be added to it")
+    settings = dict.fromkeys(cell.setting for cell in chosen)
+    chosen += [Cell(method, setting) for setting in settings for method in also]
     known = {study.contender, *(key for cell in chosen for key, _ in cell.setting)}
+    added = [method.lower() for method in also]
     for key, values in only.items():
         if key not in known:
             raise unknown(f"column of {study.name}:", key, known)
-        wanted = {value.lower() for value in values}
-        chosen = [cell for cell in chosen if str(dict(cell.setting).get(key, cell.contender)).lower() in wanted]
+        more = added if key == study.contender else []
+        there = {_column(study, cell, key) for cell in cells(study)} | set(more)
+        for value in values:
+            if _meant(study, key, value) not in there:
+                raise unknown(f"{key} of {study.name}:", value, map(str, there - {None}))
+        wanted = {*more, *(_meant(study, key, value) for value in values)}
+        chosen = [cell for cell in chosen if _column(study, cell, key) in wanted]
     if not chosen:
         raise UsageError(f"no cell of {study.name} is left by this choice")
     return chosen
+
+
+def _column(study: Study, cell: Cell, key: str) -> Any:
+    """A cell's value in a column; none if it does not have that column."""
+    return cell.contender.lower() if key == study.contender else dict(cell.setting).get(key)
+
+
+def _meant(study: Study, key: str, text: str) -> Any:
+    """A value as a user writes it: numbers as numbers, names whatever their case."""
+    try:
+        return text.lower() if key == study.contender else _typed(key, text.lower())
+    except ValueError as error:
+        raise UsageError(f"{key} is {text!r}; it must be a number") from error
 
 
 def configure(study: Study, cell: Cell, scale: str, seed: int, settings: Sequence[tuple[str, Any]] = ()) -> Config:

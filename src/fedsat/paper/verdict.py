@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,8 +21,10 @@ class Entry:
     item: str
     """Which of a cell's numbers, for example `class 3`."""
     printed: float | None
+    seeds: list[int]
+    """The seeds of our runs; the lists below go by them."""
     last_ten: list[float]
-    """Ours, the mean of the last ten rounds, by seed."""
+    """Ours, the mean of the last ten rounds."""
     last: list[float]
     best: list[float]
     """Ours in the best round, chosen on test data as the paper's numbers are; empty for clients and classes."""
@@ -31,6 +33,16 @@ class Entry:
     def ours(self) -> list[float]:
         """What stands against the printed number: like against like, so the best round where there is one."""
         return self.best or self.last_ten
+
+    def over(self, seeds: Collection[int]) -> Entry:
+        """The same of these seeds alone."""
+        kept = [place for place, seed in enumerate(self.seeds) if seed in seeds]
+
+        def of(values: Sequence[float]) -> list[float]:
+            return [values[place] for place in kept] if values else []
+
+        own = [self.seeds[place] for place in kept]
+        return replace(self, seeds=own, last_ten=of(self.last_ten), last=of(self.last), best=of(self.best))
 
     @property
     def difference(self) -> float | None:
@@ -50,9 +62,10 @@ def compare(study: Study, results: Sequence[Result]) -> list[Entry]:
 def _entries(study: Study, key: Key, printed: Mapping[str, float], results: Sequence[Result]) -> list[Entry]:
     contender, setting, extra = key
     where = "; ".join(filter(None, (setting, extra)))
+    seeds = [result.seed for result in results]
 
     def entry(item: str, name: str, last_ten: list[float], *others: list[float]) -> Entry:
-        return Entry(contender, where, item, printed.get(name), last_ten, *(others or ([], [])))
+        return Entry(contender, where, item, printed.get(name), seeds, last_ten, *(others or ([], [])))
 
     if "min_accuracy" in study.measures:
         columns = {"lowest": "lowest_client_last_ten", "highest": "highest_client_last_ten"}
@@ -82,12 +95,12 @@ class Verdict:
 def judge(study: Study, entries: Sequence[Entry], value: Callable[[Entry], float | None]) -> Verdict | None:
     """What `value` (the paper's number, or one of ours) says about the champion; none if no setting can say it.
 
-    Only the paper's contenders count, so that both sides answer the same question.
+    Only the paper's contenders count, so that both sides answer the same question, and only seeds that all have.
     """
     leads, margins, correlations = 0, [], []
     contenders = {cell.contender for cell in cells(study)}
-    for group in _settings(entries).values():
-        numbers = {entry.contender: value(entry) for entry in group if entry.contender in contenders}
+    for group in _settings([entry for entry in entries if entry.contender in contenders]).values():
+        numbers = {entry.contender: value(entry) for entry in group}
         known = {name: number for name, number in numbers.items() if number is not None}
         if study.champion not in known or len(known) < 2:
             continue
@@ -104,12 +117,13 @@ def judge(study: Study, entries: Sequence[Entry], value: Callable[[Entry], float
 
 
 def _settings(entries: Sequence[Entry]) -> dict[tuple[str, str], list[Entry]]:
-    """Entries that stand against each other: the same setting and item. The highest client is no contest."""
+    """Entries that stand against each other: the same setting, item and seeds. The highest client is no contest."""
     groups: dict[tuple[str, str], list[Entry]] = {}
     for entry in entries:
         if entry.item != "highest":
             groups.setdefault((entry.where, entry.item), []).append(entry)
-    return groups
+    shared = {key: set.intersection(*(set(entry.seeds) for entry in group)) for key, group in groups.items()}
+    return {key: [entry.over(shared[key]) for entry in group] for key, group in groups.items() if shared[key]}
 
 
 def spearman(pairs: Sequence[tuple[float, float]]) -> float | None:
@@ -158,3 +172,11 @@ def missing(study: Study, results: Sequence[Result]) -> list[Cell]:
     """The paper's cells for which there is no result."""
     found = {result.key[:2] for result in results}
     return [cell for cell in cells(study) if (cell.contender, cell.where) not in found]
+
+
+def coverage(study: Study, results: Sequence[Result]) -> str:
+    """How many of a study's cells have results, in words."""
+    as_printed = [result for result in results if not result.line["extra"]]
+    total, without = len(cells(study)), len(missing(study, results))
+    changed = len(missing(study, as_printed)) - without
+    return f"{total - without} of {total} cells" + (f", {changed} of them with changed settings" if changed else "")
