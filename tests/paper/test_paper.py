@@ -121,7 +121,7 @@ def test_ours_beside_the_papers(tmp_path: Path) -> None:
 
     text = write_document(tmp_path, tmp_path / "results.md").read_text()
     assert "| fedsat | 98.49 | 93.50 ± 0.71 | -4.99 |" in text
-    assert "4 of 180 cells are here." in text
+    assert "4 of 180 cells have results." in text
     assert "cpu: test" in text
 
 
@@ -179,7 +179,7 @@ def test_runs_under_changed_settings_are_counted_apart(tmp_path: Path) -> None:
     mnist_results(tmp_path, {"fedavg": 0.85})
     mnist_results(tmp_path, {"fedavg": 0.85, "fedsat": 0.9}, extra="batch_size=32")
     results = read_results(tmp_path / "table-lsmc-full.csv")
-    assert coverage(STUDIES["table-lsmc"], results) == "2 of 180 cells, 1 of them with changed settings"
+    assert coverage(STUDIES["table-lsmc"], results) == "2 of 180 cells have results, 1 of them with changed settings"
 
 
 def test_a_damaged_line_is_named(tmp_path: Path) -> None:

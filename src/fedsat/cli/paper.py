@@ -48,7 +48,7 @@ def list_studies() -> None:
     """List the tables and figures, their cells and numbers."""
     table = Table(box=box.SIMPLE_HEAD)
     for heading in ("", "what it shows", "runs", "numbers", "columns to choose by"):
-        table.add_column(heading, no_wrap=heading == "")
+        table.add_column(heading, no_wrap=heading == "", overflow="fold")
     for study in STUDIES.values():
         own = cells(study)
         columns = dict.fromkeys([study.contender, *(key for cell in own for key, _ in cell.setting)])
@@ -132,7 +132,7 @@ def show(
         console.print(_curves(kept))
     for line in verdict_lines(study, entries):
         say(console, line)
-    say(console, f"{study.name}, {used}: {coverage(study, kept)} are done")
+    say(console, f"{study.name}, {used}: {coverage(study, kept)}")
     if used == "smoke":
         say(console, "smoke is on other data with small networks: nothing here can be compared with the paper")
 

@@ -69,7 +69,7 @@ def section(study: Study, scale: str, results: Sequence[Result]) -> str:
     for where in dict.fromkeys(entry.where for entry in entries):
         lines += ["", f"### {where or study.title}", "", *_table([entry for entry in entries if entry.where == where])]
     absent = missing(study, results)
-    lines += ["", f"{coverage(study, results)} are here."]
+    lines += ["", f"{coverage(study, results)}."]
     if absent:
         places = "; ".join(dict.fromkeys(cell.where for cell in absent if cell.where))
         lines += ["", f"Missing: {len(absent)} cells" + (f" in {places}." if places else ".")]

@@ -179,4 +179,5 @@ def coverage(study: Study, results: Sequence[Result]) -> str:
     as_printed = [result for result in results if not result.line["extra"]]
     total, without = len(cells(study)), len(missing(study, results))
     changed = len(missing(study, as_printed)) - without
-    return f"{total - without} of {total} cells" + (f", {changed} of them with changed settings" if changed else "")
+    text = f"{total - without} of {total} cells have results"
+    return text + (f", {changed} of them with changed settings" if changed else "")
