@@ -8,9 +8,14 @@ print(run.summary["test_accuracy"], run.summary["worst_recall"])
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+# Before torch is loaded: its threads wait for each other at every operation, by spinning, and without a bound that ends
+# in futile turns of a core that somebody else needs. On a busy machine a run took ten times as long (docs/engine.md).
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 from fedsat import data
 from fedsat.algorithms import Algorithm, Objective, Weighting
