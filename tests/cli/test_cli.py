@@ -80,6 +80,14 @@ def test_report(capsys: pytest.CaptureFixture[str]) -> None:
     assert Path("figures/accuracy.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_report_says_what_it_leaves_out(capsys: pytest.CaptureFixture[str]) -> None:
+    fedsat(capsys, "run", *SMALL, "--out", "one")
+    assert fedsat(capsys, "run", *SMALL, "--lr", "1e30", "--out", "failed")[0] == 1
+    code, out, _ = fedsat(capsys, "report", "one", "failed")
+    assert code == 0
+    assert "left out, because no round was evaluated: failed\n" in out
+
+
 def test_lists(capsys: pytest.CaptureFixture[str]) -> None:
     expected = {
         "algorithms": ("fedavg", "fedsat-paper", "gamma = 0.9", "γ, strength of the correction"),
@@ -162,12 +170,15 @@ WRONG = [
     (["run", "--clients", "6001"], "6,001 clients"),
     (["run", "--classes-per-client", "11"], "11 classes"),
     (["run", "--per-round", "101"], "only 100 clients"),
-    (["run", "--beta", "0.1"], "beta"),
+    (["run", "--beta", "0.1"], "unknown option of the partition lsmc: 'beta' (known: classes_per_client, skew)"),
     (["run", "--without", "everything"], "unknown part to leave out"),
     (["run", "nowhere.toml"], "no configuration file"),
     (["run", "--nothing"], "No such option: --nothing"),
     (["resume", "nowhere"], "nowhere holds no run"),
     (["list", "algorithm"], "did you mean 'algorithms'?"),
+    (["list"], "say what to list: datasets, algorithms, "),
+    (["run", "--partition", "ls", "--classes-per-client", "2"], "option of the partition ls: 'classes_per_client'"),
+    (["run", "--dataset", ""], "dataset is empty"),
     (["compare", "--algorithms", ","], "names no method"),
     (["compare", "--grid", "gama=1,2"], "did you mean 'gamma'?"),
     (["compare", "--grid", "gamma"], "--grid takes key=value"),

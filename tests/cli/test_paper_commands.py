@@ -74,12 +74,12 @@ def test_variants_can_be_chosen() -> None:
 def test_what_is_missing_is_made_by_the_command_that_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     wanted = ["paper", "show", "tuning", "--scale", "smoke"]
     command = fedsat(capsys, *wanted)[2].partition("make them with: ")[2]
-    assert command == "fedsat paper run tuning --scale smoke --seed 1000 --results results\n"
+    assert command == "fedsat paper run tuning --scale smoke --seed 1000\n"
     only = ["--only", "dataset=mnist,variant=fedlc objective.tau=0.5"]
     assert fedsat(capsys, *shlex.split(command)[1:], *only)[0] == 0
     assert fedsat(capsys, *wanted)[0] == 0
     again = fedsat(capsys, *"paper run tuning --scale smoke".split(), *only)[1]
-    assert "1 of 1 runs are done already" in again  # the seed is the tuning's own
+    assert "1 of 1 runs have their results in" in again  # the seed is the tuning's own
 
 
 def test_runs_whose_results_are_kept_are_not_run_again(

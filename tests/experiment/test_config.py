@@ -109,7 +109,7 @@ def test_switching_parts() -> None:
         ({"lr": float("nan")}, "above 0"),
         ({"augment": "flip"}, "crop-flip"),
         ({"clients": 5, "per_round": 6}, "only 5 clients"),
-        ({"algorithm.gama": 1}, "unknown setting 'algorithm.gama'"),
+        ({"algorithm.gama": 1}, "option of the algorithm fedsat: 'gama'; did you mean 'gamma'"),
         ({"algorithm": "fedavq"}, "did you mean 'fedavg'"),
         ({"algorithm": "fedsat", "sigma": -1}, "weighting.sigma is -1"),
         ({"hidden": 5}, "must be a list"),

@@ -292,8 +292,11 @@ def test_unasked_checkpoints_take_a_small_part_of_the_time(tmp_path: Path, monke
     assert checkpoints.due(after(10, megabytes=4))  # 4 MB at 200 MB/s are 0.02 s, which is 2 % of a second
     assert not checkpoints.due(after(10, megabytes=5))
     assert not checkpoints.due(after(11, megabytes=4))
-    assert checkpoints.due_at_the_end(after(11, megabytes=6))  # the last one may bring it to 3 %
-    assert not checkpoints.due_at_the_end(after(11, megabytes=7))
+    assert checkpoints.due_at_the_end(after(11, megabytes=200))  # a second is granted to the last one …
+    assert not checkpoints.due_at_the_end(after(11, megabytes=201))
+    now[0] += 98.9
+    assert checkpoints.due_at_the_end(after(11, megabytes=600))  # … or as much as brings it to 3 % of 100 s
+    assert not checkpoints.due_at_the_end(after(11, megabytes=601))
     asked = Checkpoints(tmp_path, 3)
     assert asked.due(after(9, megabytes=400))
     assert asked.due_at_the_end(after(10, megabytes=400))

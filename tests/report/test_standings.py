@@ -76,7 +76,7 @@ def test_a_method_with_fewer_seeds_is_named(tmp_path: Path) -> None:
     shown = comparison(group_runs(find_runs([tmp_path])))
     # Round 3 is at three quarters: 0.975 · (60 + 70)/2 and 0.975 · 62; with seed 0 alone 60 stands against 62.
     assert [row[1] for row in shown.rows] == [("63.4±6.9", ""), ("60.5", "best")]
-    assert "Fewer seeds: fedprox has 0; best and ≈ are judged over the seeds that all have." in shown.legend
+    assert "Fewer seeds: fedprox only 0; best and ≈ are judged over the seeds that all have." in shown.legend
 
 
 def test_runs_on_different_federations_are_no_contest(tmp_path: Path) -> None:
@@ -87,6 +87,13 @@ def test_runs_on_different_federations_are_no_contest(tmp_path: Path) -> None:
     shown = comparison(groups, target=0.3)
     assert {mark for row in shown.rows for _, mark in row} == {""}
     assert "no best is named" in shown.legend
+
+
+def test_runs_that_differ_in_everything_go_by_their_folders(tmp_path: Path) -> None:
+    make_run(tmp_path / "small", algorithm="fedavg", lr=0.1, epochs=2, batch_size=8, clients=20, rounds=5)
+    make_run(tmp_path / "large", algorithm="fedavg")
+    groups = group_runs(find_runs([tmp_path]))
+    assert [group.label for group in groups] == ["fedavg (large)", "fedavg (small)"]
 
 
 def test_an_option_that_came_later_is_no_difference(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from fedsat.algorithms import Algorithm, algorithms, combinations, footprint, ob
 from fedsat.cli.data import datasets_table
 from fedsat.data import partitions
 from fedsat.engine import attacks
-from fedsat.errors import unknown
+from fedsat.errors import UsageError, unknown
 from fedsat.models import FROM_DATA, models
 from fedsat.options import OptionField, Registry, options_of
 
@@ -31,9 +31,13 @@ KINDS: dict[str, Registry[Any]] = {
 }
 
 
-def show(what: Annotated[str, typer.Argument(help=f"datasets, {', '.join(KINDS)}")]) -> None:
+def show(
+    what: Annotated[str | None, typer.Argument(help=f"datasets, {', '.join(KINDS)}", show_default=False)] = None,
+) -> None:
     """List what can be chosen by name, with options, defaults and meanings."""
     console = Console()
+    if what is None:
+        raise UsageError(f"say what to list: datasets, {', '.join(KINDS)}")
     if what == "datasets":
         console.print(datasets_table())
     elif what == "algorithms":
@@ -90,7 +94,8 @@ def print_option(console: Console, field: OptionField) -> None:
     default = field.default
     if field.option.among is not None:
         default = field.option.among.name_of(default)
-    line = Text.assemble(f"{field.name} = {_written(default)}  ", (field.option.help, "dim"))
+    value = f"{field.name}, to be given" if field.required else f"{field.name} = {_written(default)}"
+    line = Text.assemble(f"{value}  ", (field.option.help, "dim"))
     console.print(Padding(line, (0, 0, 0, 4), expand=False))
 
 

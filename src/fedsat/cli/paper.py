@@ -213,7 +213,7 @@ def _read(study: Study, scale: str | None, folder: Path) -> tuple[list[Result], 
     command = ["fedsat", "paper", "run", study.name, "--scale", scale or study.scale]
     if study.seed:
         command += ["--seed", str(study.seed)]
-    if folder != RESULTS or scale == "smoke":  # which goes elsewhere unless it is told
+    if folder != RESULTS:
         command += ["--results", str(folder)]
     raise UsageError(f"{folder} has no results of {study.name} yet; make them with: {shlex.join(command)}")
 

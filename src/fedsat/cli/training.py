@@ -130,9 +130,13 @@ def report(
     from fedsat.report.page import write_page  # noqa: PLC0415 (not needed to train)
 
     console, share = Console(), None if target is None else target / 100
-    groups = group_runs(find_runs(runs))
+    found = find_runs(runs)
+    groups = group_runs(found)
     if not groups:
         raise UsageError("none of these runs has been evaluated yet: there is nothing to show")
+    bare = [str(run.folder) for run in found if not run.evaluated]
+    if bare:
+        say(console, f"left out, because no round was evaluated: {', '.join(bare)}")
     console.print(comparison_table(groups, share))
     if figures is not None:
         from fedsat.report.figures import write_figures  # noqa: PLC0415 (matplotlib is slow to import)

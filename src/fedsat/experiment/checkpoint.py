@@ -34,6 +34,8 @@ EVERY = 10
 """Rounds between checkpoints where the user does not say …"""
 SHARE, LAST_SHARE = 0.02, 0.03
 """… and the part of a run's time that they may take then, without and with the last one: otherwise there are fewer."""
+LAST_SECONDS = 1.0
+"""What the last one may take anyway: somebody who gave a run alone may well want more rounds of it."""
 FIRST_GUESS = 1 / 200e6
 """Seconds that writing a byte is thought to take before it was done once."""
 
@@ -118,12 +120,16 @@ class Checkpoints:
 
     def due_at_the_end(self, training: Federated) -> bool:
         """Whether a run that is completed is to leave a checkpoint."""
-        return self._every is not None or self._affordable(training, LAST_SHARE)
+        short = self._expected(training) <= LAST_SECONDS
+        return self._every is not None or short or self._affordable(training, LAST_SHARE)
 
     def _affordable(self, training: Federated, share: float) -> bool:
         """Whether all checkpoints and one more take no more than a share of the time since the run began or went on."""
-        expected = self._seconds_per_byte * _size(training)
-        return self._spent + expected <= share * (time.monotonic() - self._began)
+        return self._spent + self._expected(training) <= share * (time.monotonic() - self._began)
+
+    def _expected(self, training: Federated) -> float:
+        """Seconds that one more checkpoint is thought to take."""
+        return self._seconds_per_byte * _size(training)
 
     def write(self, checkpoint: Checkpoint) -> None:
         """Put a run away, all or nothing, and let go of all but the newest two checkpoints."""

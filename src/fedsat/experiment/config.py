@@ -71,6 +71,8 @@ class Config:
     def __post_init__(self) -> None:
         object.__setattr__(self, "model", model_table(self.model))
         check(self)
+        if not self.dataset:
+            raise UsageError("dataset is empty; give a name (fedsat list datasets) or a folder, . for this one")
         models.arguments(self.model)
         if self.per_round > self.clients:
             raise UsageError(f"per_round is {self.per_round}; there are only {self.clients} clients to call")
@@ -202,12 +204,19 @@ def _find(table: Mapping[str, Any], key: str) -> tuple[str, ...]:
     if key in full:
         return full[key]
     matches = [name for name in full if name.endswith(f".{key}")]
+    part, _, option = key.rpartition(".")
+    if not matches and part in PARTS:
+        raise unknown(f"option of the {part} {table[part]['name']}:", option, _options_of_part(full, part))
     if not matches:
         shorts = {name.rpartition(".")[2] for name in full}
         raise unknown("setting", key, full if "." in key else shorts)
     if len(matches) > 1:
         raise UsageError(f"{key!r} could mean {' or '.join(matches)}; write it in full")
     return full[matches[0]]
+
+
+def _options_of_part(names: Iterable[str], part: str) -> list[str]:
+    return [name.removeprefix(f"{part}.") for name in names if name.startswith(f"{part}.")]
 
 
 def _paths(table: Mapping[str, Any]) -> list[tuple[str, ...]]:

@@ -11,6 +11,9 @@ from fedsat.errors import UsageError
 from fedsat.experiment.record import CONFIG
 from fedsat.experiment.store import ONLY_HOW, StoredRun, completed, identity
 
+MOST_NAMED = 4
+"""How many settings a label may name besides the method's own: more are no name any more."""
+
 
 @dataclass(frozen=True)
 class Group:
@@ -77,14 +80,16 @@ def common_settings(groups: Sequence[Group]) -> str:
         "rounds": f"{table['rounds']} rounds",
     }
     differing = {key.partition(".")[0] for key in _differing([group.first for group in groups])}
-    shared = ", ".join(str(text) for key, text in words.items() if key not in differing)
+    shared = ", ".join(str(text) for key, text in words.items() if key not in differing) or "runs of different settings"
     seeds = sorted({seed for group in groups for seed in group.seeds})
     return f"{shared}; {'seeds' if len(seeds) > 1 else 'seed'} {', '.join(map(str, seeds))}"
 
 
 def _labels(runs: list[StoredRun]) -> list[str]:
-    """Each run's method, and the settings in which it differs from the others."""
+    """Each run's method, and the settings in which it differs from the others, or its folder if these are many."""
     shared = [key for key in _differing(runs) if not key.startswith("algorithm.")]
+    if len(shared) > MOST_NAMED:
+        return [f"{run.method} ({run.folder.name})" for run in runs]
     labels = []
     for run in runs:
         like = [other for other in runs if other.method == run.method]

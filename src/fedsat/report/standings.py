@@ -182,7 +182,9 @@ def _legend(found: Sequence[Standing], one_contest: bool) -> str:
         text += " ± deviation over seeds; ≈ not told apart from the best (95 %, paired by seed)."
     else:
         text += " One seed: no ties can be told."
-    fewer = [f"{s.label} has {', '.join(map(str, s.group.seeds))}" for s in found if len(s.group.runs) < most]
-    text += f" Fewer seeds: {'; '.join(fewer)}; best and ≈ are judged over the seeds that all have." if fewer else ""
+    fewer = [standing for standing in found if len(standing.group.runs) < most]
+    if fewer and one_contest:
+        named = "; ".join(f"{standing.label} only {', '.join(map(str, standing.group.seeds))}" for standing in fewer)
+        text += f" Fewer seeds: {named}; best and ≈ are judged over the seeds that all have."
     unfinished = [standing.label for standing in found if standing.unfinished]
     return text + (f" Not finished: {', '.join(unfinished)}." if unfinished else "")
