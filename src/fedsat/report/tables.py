@@ -52,15 +52,18 @@ def comparison_table(groups: Sequence[Group], target: float | None = None) -> Ta
     table.add_column("", overflow="fold", min_width=min(12, max(len(label) for (label, _), *_ in shown.rows)))
     for heading in shown.headings[1:]:
         table.add_column(heading.replace(" ", "\n", 1), justify="right", no_wrap=True)
+    tied = [any(mark == "tie" for _, mark in column) for column in zip(*shown.rows, strict=True)][1:]
     for (label, _), *cells in shown.rows:
-        table.add_row(Text(label), *(_marked(text, mark) for text, mark in cells))
+        marked = (_marked(text, mark, room) for (text, mark), room in zip(cells, tied, strict=True))
+        table.add_row(Text(label), *marked)
     table.caption = shown.legend
     return table
 
 
-def _marked(text: str, mark: str) -> Text:
-    """A cell: the best in bold, a tie with ≈; one place is kept free for it so that numbers stay in line."""
-    return Text(f"{text}≈" if mark == "tie" else f"{text} ", style="bold" if mark == "best" else "")
+def _marked(text: str, mark: str, room: bool) -> Text:
+    """A cell: the best in bold, a tie with ≈, for which its column keeps room, so that numbers stay in line."""
+    sign = "≈" if mark == "tie" else " " if room else ""
+    return Text(text + sign, style="bold" if mark == "best" else "")
 
 
 def _models(summary: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
