@@ -107,7 +107,7 @@ def test_gamma_zero_is_no_correction_bit_for_bit() -> None:
 
 
 def test_epsilons_of_one_are_cross_entropy_bit_for_bit() -> None:
-    flat = FedSat(objective=PredictionSensitiveLoss(epsilon1=1, epsilon2=1))
+    flat = FedSat(objective=PredictionSensitiveLoss(epsilon1=1, epsilon2=1, tau=0))
     assert same(played(flat), played(FedSat(objective=CrossEntropy())))
 
 
@@ -135,7 +135,7 @@ def test_presets() -> None:
     assert letter == FedSat(
         gamma=1,
         scale="paper",
-        objective=PredictionSensitiveLoss(over="all", source="evaluation"),
+        objective=PredictionSensitiveLoss(over="all", source="evaluation", tau=0),
         weighting=PrioritizedClassWeights(priority="hard", weights="product", fnr="paper", min_effective=0, sigma=1),
     )
     assert algorithms.name_of(letter) == "fedsat-paper"

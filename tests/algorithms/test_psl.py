@@ -1,8 +1,9 @@
-"""The prediction-sensitive loss against numbers worked out by hand (SPEC §1)."""
+"""The prediction-sensitive loss against numbers worked out by hand."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -124,7 +125,7 @@ def a_task(predictions: list[int], labels: list[int]) -> Task:
 
 
 def test_evaluation_source_counts_once_and_stays() -> None:
-    objective = PredictionSensitiveLoss(source="evaluation")
+    objective = PredictionSensitiveLoss(source="evaluation", tau=0)
     carry = objective.begin(a_task([1, 1, 2], [0, 0, 1]), {})
     assert carry["mistakes"].tolist() == [[[0, 2, 0], [0, 0, 1], [0, 0, 0]]]
     # 0→1 is the most frequent mistake: 2; 2→0 was never made: 1. Training batches change nothing.
@@ -142,7 +143,61 @@ def test_memory_carries_a_share_to_the_next_round() -> None:
     assert PredictionSensitiveLoss().end(carry) == {}
 
 
-@pytest.mark.parametrize("options", [{"epsilon1": -1}, {"memory": 1.5}, {"epsilon1": 3, "epsilon2": 2}])
+def calibrated(counts: list[list[int]], **options: float) -> tuple[PredictionSensitiveLoss, dict[str, Tensor]]:
+    """The loss without costs, and its carry for clients with these samples of each class."""
+    objective = PredictionSensitiveLoss(epsilon1=1, epsilon2=1, **options)
+    return objective, objective.begin(replace(a_task([], []), class_counts=torch.tensor(counts)), {})
+
+
+def test_logits_are_shifted_by_the_clients_class_shares() -> None:
+    # Shares 3/4, 1/4, 0 and s = 0.25: a = log 1, log 0.5, log 0.25. A right prediction is shifted everywhere:
+    # logits (2, 0, 0) + a have e² + 0.5 + 0.25 in the denominator.
+    objective, carry = calibrated([[3, 1, 0]], tau=1.0, smoothing=0.25)
+    loss, after = objective.loss(carry, Outputs(logits_for([0])), batch_of([0]))
+    assert float(loss) == pytest.approx(math.log(math.exp(2) + 0.75) - 2)
+    assert torch.equal(after["shift"], carry["shift"])
+
+
+def test_a_class_that_is_wrongly_predicted_is_not_shifted() -> None:
+    objective, carry = calibrated([[3, 1, 0]], tau=1.0, smoothing=0.25)
+    # Class 2, which the client lacks, predicted for class 0: a′ = (log 1, log 0.5, 0), so 1 + 0.5 + e² over e⁰ · 1.
+    # Class 0 predicted for class 1: a′ = (0, log 0.5, log 0.25), so e² + 0.5 + 0.25 over e⁰ · 0.5.
+    loss, _ = objective.loss(carry, Outputs(logits_for([2, 0])), batch_of([0, 1]))
+    expected = [math.log(math.exp(2) + 1.5), math.log(math.exp(2) + 0.75) - math.log(0.5)]
+    assert loss.tolist() == [[pytest.approx(value) for value in expected]]
+
+
+def test_missing_classes_are_pushed_down_only_by_samples_mistaken_for_them() -> None:
+    # Two classes held, a third missing with s = 0.01: the gradient at its logit is its share of the shifted softmax.
+    objective, carry = calibrated([[1, 1, 0]], tau=1.0, smoothing=0.01)
+    logits = logits_for([1, 2]).requires_grad_()
+    loss, _ = objective.loss(carry, Outputs(logits), batch_of([0, 0]))
+    loss.sum().backward()  # type: ignore[no-untyped-call]
+    assert logits.grad is not None
+    # First sample, mistaken for class 1: (0.51, e², 0.01); second, for the missing class: (0.51, 0.51, e²).
+    assert float(logits.grad[0, 0, 2]) == pytest.approx(0.01 / (math.exp(2) + 0.52))
+    assert float(logits.grad[0, 1, 2]) == pytest.approx(math.exp(2) / (math.exp(2) + 1.02))
+
+
+def test_tau_scales_the_shift_and_zero_takes_it_away() -> None:
+    _, carry = calibrated([[3, 1, 0], [0, 0, 5]], tau=0.5, smoothing=0.25)
+    expected = [[1.0, 0.5, 0.25], [0.25, 0.25, 1.25]]  # a client of one class has a finite shift, too
+    torch.testing.assert_close(carry["shift"], 0.5 * torch.tensor(expected, dtype=torch.float64).log())
+    assert "shift" not in calibrated([[3, 1, 0]], tau=0.0)[1]
+
+
+def test_costs_and_mistakes_come_from_the_raw_logits() -> None:
+    # Raw logits predict class 2, which the client lacks; shifted by log 0.01 they would predict class 0.
+    objective = PredictionSensitiveLoss()
+    carry = objective.begin(replace(a_task([], []), class_counts=torch.tensor([[1, 1, 0]])), {})
+    loss, after = objective.loss(carry, Outputs(logits_for([2])), batch_of([0]))
+    assert after["mistakes"][0, 0, 2] == 1
+    assert float(loss) == pytest.approx(2 * (math.log(math.exp(2) + 1.02) - math.log(0.51)))
+
+
+@pytest.mark.parametrize(
+    "options", [{"tau": -1}, {"smoothing": 0}, {"epsilon1": -1}, {"memory": 1.5}, {"epsilon1": 3, "epsilon2": 2}]
+)
 def test_bad_values_are_refused(options: dict[str, float]) -> None:
     with pytest.raises(UsageError):
         PredictionSensitiveLoss(**options)
