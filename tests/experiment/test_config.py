@@ -32,7 +32,7 @@ def test_the_file_is_complete() -> None:
     table = tomllib.loads(Config().to_toml())
     assert table["algorithm"]["weighting"]["sigma"] == 2.0
     assert table["algorithm"]["objective"]["name"] == "psl"
-    assert table["partition"] == {"name": "lsmc", "classes_per_client": 2, "skew": 0.5}
+    assert table["partition"] == {"name": "lsmc", "classes_per_client": 2, "skew": 0.5, "sizes": "even"}
     assert table["model"]["hidden"] == [80, 60]
 
 

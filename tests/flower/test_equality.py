@@ -75,6 +75,14 @@ def test_batchnorm_and_features_cross_the_wire(tmp_path: Path) -> None:
     assert_same(federate(LoopGrid(*nodes(tmp_path)), fedsat.configure(**table)), fedsat.run(**table))
 
 
+def test_the_averaged_model(clouds: Path) -> None:
+    table = settings(clouds, algorithm="fedsat", average=0.8)
+    alone = fedsat.run(**table)
+    together = federate(LoopGrid(*nodes(clouds)), fedsat.configure(**table))
+    for line, other in zip(together.metrics, alone.metrics, strict=True):
+        assert line["models"]["averaged"]["recall"] == pytest.approx(other["models"]["averaged"]["recall"], rel=1e-5)
+
+
 def test_own_accuracies(clouds: Path) -> None:
     table = settings(clouds, algorithm="feddyn", client_accuracy="own")
     assert_same(federate(LoopGrid(*nodes(clouds)), fedsat.configure(**table)), fedsat.run(**table))

@@ -50,6 +50,8 @@ class Standing:
     """Every client's accuracy at the last evaluation."""
     best: Model | None = None
     best_accuracy: float = -1.0
+    averaged: Model | None = None
+    """The running mean of the global models, where one is kept."""
 
 
 @dataclass(frozen=True)
@@ -222,8 +224,9 @@ def _tensors(standing: Standing) -> dict[str, Any]:
         "memory": training.server.memory,
         "clients": {str(client): state for client, state in training.states.items()},
     }
-    if standing.best is not None:
-        tensors["best"] = vars(standing.best)
+    for name in ("best", "averaged"):
+        if (model := getattr(standing, name)) is not None:
+            tensors[name] = vars(model)
     if evaluation is not None and standing.client_accuracies is not None:
         tensors["confusion"] = torch.from_numpy(evaluation.confusion)
         tensors["client_accuracies"] = torch.from_numpy(standing.client_accuracies)
@@ -270,5 +273,6 @@ def _checkpoint(body: dict[str, Any], tensors: dict[str, Any], reach: Reach) -> 
         client_accuracies=tensors["client_accuracies"].cpu().numpy() if evaluated else None,
         best=Model(**tensors["best"]) if "best" in tensors else None,
         best_accuracy=body["best_accuracy"],
+        averaged=Model(**tensors["averaged"]) if "averaged" in tensors else None,
     )
     return Checkpoint(standing, reach, body["config"], body["federation"], body["lanes"], body["made_with"])

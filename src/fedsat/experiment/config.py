@@ -35,6 +35,9 @@ class Config:
     lr: Annotated[float, Option("η, local learning rate", above=0)] = 0.01
     augment: Annotated[Literal["none", "crop-flip"], Option("random changes to training images")] = "none"
     evaluate_every: Annotated[int, Option("rounds between evaluations", at_least=1)] = 1
+    average: Annotated[
+        float, Option("decay of a running mean of the global models, evaluated as well; 0: none", at_least=0, below=1)
+    ] = 0.0
     client_accuracy: Annotated[
         Literal["expected", "own"],
         Option("clients' accuracy from their class mix and the test recalls, or on their own training samples"),

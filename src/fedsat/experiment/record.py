@@ -1,4 +1,5 @@
-"""What a run leaves on disk: config.toml, metrics.jsonl, summary.json, model.safetensors, best.safetensors.
+"""What a run leaves on disk: config.toml, metrics.jsonl, summary.json, model.safetensors, best.safetensors and, if a
+running mean of the global models is kept, averaged.safetensors.
 
 One that real nodes play leaves nodes.txt as well, by which it is known from its beginning.
 
@@ -20,7 +21,7 @@ from fedsat.algorithms import Model
 from fedsat.errors import FedsatError, UsageError
 
 METRICS, SUMMARY, CONFIG = "metrics.jsonl", "summary.json", "config.toml"
-LAST_MODEL, BEST_MODEL = "model.safetensors", "best.safetensors"
+LAST_MODEL, BEST_MODEL, AVERAGED_MODEL = "model.safetensors", "best.safetensors", "averaged.safetensors"
 ON_NODES = "nodes.txt"
 NODES_TEXT = "Real nodes play this run. The data and the state of each client are with its node, not here.\n"
 

@@ -25,11 +25,12 @@ from fedsat.engine import (
     start,
 )
 from fedsat.errors import FedsatError, UsageError
+from fedsat.experiment.average import running_mean
 from fedsat.experiment.checkpoint import KEPT, Checkpoint, Checkpoints, Standing
 from fedsat.experiment.config import Config
 from fedsat.experiment.interrupt import STOPPED, heeding_sigterm
 from fedsat.experiment.numbers import evaluation_line, known, round_line, summarise
-from fedsat.experiment.record import BEST_MODEL, RunFolder
+from fedsat.experiment.record import AVERAGED_MODEL, BEST_MODEL, RunFolder
 from fedsat.experiment.surroundings import pick_device, surroundings
 from fedsat.models import build_model
 from fedsat.sampling import draw_attackers
@@ -130,6 +131,9 @@ class Run:
         calls = Calls(config.per_round, config.workers, config.seed)
         played = play_round(engine, training, calls, self.setup.adversity)
         line, after = round_line(played), replace(before, training=training)
+        if config.average:
+            averaged = running_mean(before.averaged, training.server.model, played.number, config.average)
+            after = replace(after, averaged=averaged)
         if played.number % config.evaluate_every == 0 or played.number == config.rounds:
             with clocked(played.seconds, "evaluate", engine.device):
                 measured, after = self._evaluate(after)
@@ -171,6 +175,8 @@ class Run:
         """What an evaluated round adds to its line, and where the run stands with it; the best model is put aside."""
         engine, server = self.setup.engine, standing.training.server
         others = engine.algorithm.reported_models(server)
+        if standing.averaged is not None:
+            others = {**others, "averaged": standing.averaged}
         first, *rest = engine.assess([server.model, *others.values()], self.setup.config.client_accuracy)
         evaluation, accuracies = first
         standing = replace(standing, evaluation=evaluation, client_accuracies=accuracies)
@@ -194,6 +200,8 @@ class Run:
             self.put_away()
         if self.standing.best is not None:
             self.folder.save_model(self.standing.best, BEST_MODEL)
+        if self.standing.averaged is not None:
+            self.folder.save_model(self.standing.averaged, AVERAGED_MODEL)
         self.folder.finish(self._told(status, error), self.model)
         if self.checkpoints is not None:
             self.checkpoints.end(keep=KEPT if status != "completed" else 1 if for_more else 0)
