@@ -170,7 +170,7 @@ WRONG = [
     (["run", "--clients", "6001"], "6,001 clients"),
     (["run", "--classes-per-client", "11"], "11 classes"),
     (["run", "--per-round", "101"], "only 100 clients"),
-    (["run", "--beta", "0.1"], "unknown option of the partition lsmc: 'beta' (known: classes_per_client, skew)"),
+    (["run", "--beta", "0.1"], "unknown option of the partition lsmc: 'beta' (known: classes_per_client, sizes, skew)"),
     (["run", "--without", "everything"], "unknown part to leave out"),
     (["run", "nowhere.toml"], "no configuration file"),
     (["run", "--nothing"], "No such option: --nothing"),

@@ -139,6 +139,18 @@ def test_balancing_bounds_sizes() -> None:
     assert free.max() > balanced.max()
 
 
+@pytest.mark.parametrize(("classes", "each"), [(10, 2), (10, 6), (100, 20)])
+def test_missing_classes_leave_sizes_even_unless_skewed_ones_are_asked_for(classes: int, each: int) -> None:
+    labels = np.repeat(np.arange(classes), 5000 // (classes // 10))
+    spread = {}
+    for sizes in ("even", "skewed"):
+        spec = {"name": "lsmc", "classes_per_client": each, "sizes": sizes}
+        owned = np.bincount(make_partition(spec, labels, classes, 100, 0))
+        spread[sizes] = owned.std() / owned.mean()
+    assert spread["even"] < 0.02
+    assert spread["skewed"] > 0.2
+
+
 def test_quantity_grows_with_classes() -> None:
     labels = np.repeat(np.arange(10), 5000)
     table = counts_of(make_partition("lqsmc", labels, 10, 200, 0), labels, 200, 10)

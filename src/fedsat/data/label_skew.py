@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from fedsat.options import Option
 from fedsat.sampling import Indices
 
 Skew = Annotated[
-    float, Option("Dirichlet parameter of a class's split among its holders; smaller is more uneven", above=0)
+    float, Option("Dirichlet parameter of the proportions in which classes are held; smaller is more uneven", above=0)
 ]
 Holdings = NDArray[np.bool_]
 """[clients, classes]: who holds what."""
@@ -55,15 +55,24 @@ class LabelSkew(Partition):
 @partitions.register("lsmc")
 @dataclass(frozen=True)
 class LabelSkewMissingClasses(Partition):
-    """Label skew with missing classes: every client holds exactly C classes, split unevenly among holders."""
+    """Label skew with missing classes: every client holds exactly C classes, in uneven proportions."""
 
     classes_per_client: Annotated[int, Option("C, the number of classes each client holds", at_least=1)] = 2
     skew: Skew = 0.5
+    sizes: Annotated[
+        Literal["even", "skewed"],
+        Option("clients of about equal size, or of whatever size their shares of the classes add up to"),
+    ] = "even"
 
     def owners(self, labels: Indices, classes: int, clients: int, rng: np.random.Generator) -> Indices:
         """Choose who holds what, then split each class among its holders."""
-        held = hold_exactly(self.classes_per_client, np.bincount(labels, minlength=classes), clients, rng)
-        return share_out(labels, held, draw_shares(held, self.skew, rng), rng)
+        counts = np.bincount(labels, minlength=classes)
+        held = hold_exactly(self.classes_per_client, counts, clients, rng)
+        if self.sizes == "skewed":
+            return share_out(labels, held, draw_shares(held, self.skew, rng), rng)
+        mixes = draw_shares(held.T, self.skew, rng).T
+        sizes = np.full(clients, len(labels) / clients)
+        return share_out(labels, held, fit_sizes(mixes, held, counts, sizes), rng)
 
 
 @partitions.register("lqsmc")
@@ -183,7 +192,7 @@ def trade(rows: Indices, rng: np.random.Generator) -> Indices:
 
 
 def draw_shares(held: Holdings, skew: float, rng: np.random.Generator) -> Shares:
-    """For each class the shares of its holders, ~ Dirichlet(`skew`); columns sum to 1."""
+    """For each column the shares of those who hold it, ~ Dirichlet(`skew`); columns sum to 1."""
     shares = np.zeros(held.shape)
     for label in range(held.shape[1]):
         holders = np.flatnonzero(held[:, label])
@@ -197,14 +206,14 @@ def fit_sizes(shares: Shares, held: Holdings, counts: Indices, sizes: NDArray[np
     Iterative proportional fitting keeps the odds ratios of the draw, hence its skew. Not every set of sizes
     can be met; after a bounded number of turns the nearest found is taken.
     """
-    amounts = np.where(held, np.maximum(shares, 1e-9), 0) * counts
+    amounts = np.where(held, np.maximum(shares, 1e-9), 0)
     for _ in range(FITTING_TURNS):
+        amounts *= counts / amounts.sum(axis=0)  # the classes come last: every sample goes to somebody
         found = amounts.sum(axis=1)
         if np.abs(found - sizes).max() < 0.01 * sizes.min():
             break
         amounts *= (sizes / found)[:, None]
-        amounts *= counts / amounts.sum(axis=0)
-    return np.asarray(amounts / counts)
+    return np.asarray(amounts / amounts.sum(axis=0))
 
 
 def share_out(labels: Indices, held: Holdings, shares: Shares, rng: np.random.Generator) -> Indices:

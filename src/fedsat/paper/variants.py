@@ -48,6 +48,22 @@ DEFAULTS = [
 """FedSat with one of its options changed, and what it is measured against."""
 
 
+CHOICE = [
+    "fedsat",
+    "fedsat tau=0.0",
+    *(f"fedsat tau={value}" for value in (0.5, 1.5)),
+    "fedsat inertia=0.5",
+    "fedsat epsilon2=4.0",
+    *(f"fedsat server_lr={value}" for value in (0.5, 1.5, 2.0)),
+    "fedsat-pwa",
+    "fedsat-psl",
+    "fedavg",
+    "scaffold",
+    "feddyn",
+]
+"""What FedSat's defaults are chosen among, on seeds of no table."""
+
+
 def read_variant(label: str) -> tuple[str, list[tuple[str, Any]]]:
     """The method and the settings of a variant."""
     method, *settings = label.split()
