@@ -1,0 +1,102 @@
+"""Golden metrics: a small matrix of runs comes to the numbers it came to before, whatever is rebuilt inside.
+
+`python tests/golden/test_golden.py` records `metrics.json` anew, for a change that means to change numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fedsat
+from fedsat.algorithms import algorithms
+
+FILE = Path(__file__).with_name("metrics.json")
+SMALL: dict[str, Any] = {
+    "dataset": "mnist-mini", "clients": 60, "per_round": 4, "workers": 3, "rounds": 2, "epochs": 1, "lr": 0.05,
+    "device": "cpu", "seed": 5,
+}  # fmt: skip
+MODELS: dict[str, Any] = {"mlp": {"name": "mlp", "hidden": [8]}, "resnet8": {"name": "resnet8", "width": 2}}
+MATRIX = {
+    f"{method} {model} {engine}": {"algorithm": method, "model": MODELS[model], "engine": engine}
+    for method in algorithms
+    for model in MODELS
+    for engine in ("sequential", "stacked")
+}
+
+
+def came_to(run: Any) -> dict[str, Any]:
+    """A run's rounds (training loss, accuracy, recall of the worst class) and the digest of its model."""
+    digest = hashlib.sha256()
+    for tensor in (*run.model.params.values(), *run.model.buffers.values()):
+        digest.update(tensor.contiguous().numpy().tobytes())
+    rounds = [[line["train_loss"], line["test_accuracy"], line["worst_recall"]] for line in run.metrics]
+    return {"rounds": rounds, "model": digest.hexdigest()[:16]}
+
+
+def machine() -> str:
+    """What decides the last digits."""
+    return f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}"
+
+
+def assert_golden(name: str, run: Any) -> None:
+    """To the last bit on the machine that recorded the numbers; elsewhere sums may round differently."""
+    golden, found = json.loads(FILE.read_text()), came_to(run)
+    if golden["machine"] == machine():
+        assert found == golden["runs"][name]
+    else:
+        for line, expected in zip(found["rounds"], golden["runs"][name]["rounds"], strict=True):
+            assert line == pytest.approx(expected, rel=1e-3, abs=5e-3)
+
+
+def resumed(folder: Path) -> Any:
+    """Three rounds of FedSat with everything that a checkpoint holds, of which the last was played after a resume."""
+    settings = {**SMALL, "algorithm": "fedsat", "model": MODELS["mlp"], "average": 0.8, "checkpoint_every": 1}
+    fedsat.run(**settings, out=folder)
+    return fedsat.resume(folder, rounds=3)
+
+
+def federated(folder: Path) -> Any:
+    """Two rounds of FedSat by nodes of Flower, in this process."""
+    from fedsat.flower.loop import LoopGrid
+    from fedsat.flower.server import prepare
+    from fedsat.flower.terms import Terms
+
+    settings = {**SMALL, "clients": 6, "algorithm": "fedsat", "model": MODELS["mlp"], "engine": "sequential"}
+    nodes = [{"dataset": "mnist-mini", "partition-id": client, "num-partitions": 6} for client in range(6)]
+    return fedsat.carry_on(prepare(LoopGrid(*nodes), fedsat.configure(**settings), Terms(timeout=60, wait=60), folder))
+
+
+@pytest.mark.parametrize("name", MATRIX)
+def test_methods_models_and_engines(name: str) -> None:
+    assert_golden(name, fedsat.run(**SMALL, **MATRIX[name]))
+
+
+def test_resume(tmp_path: Path) -> None:
+    assert_golden("resumed", resumed(tmp_path / "run"))
+
+
+def test_nodes(tmp_path: Path) -> None:
+    pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedsat[flower]'")
+    assert_golden("on nodes", federated(tmp_path / "run"))
+
+
+def record() -> None:
+    """Write the file anew."""
+    torch.set_num_threads(1)  # as all tests have it
+    runs = {name: came_to(fedsat.run(**SMALL, **settings)) for name, settings in MATRIX.items()}
+    with tempfile.TemporaryDirectory() as folder:
+        runs["resumed"] = came_to(resumed(Path(folder) / "a"))
+        runs["on nodes"] = came_to(federated(Path(folder) / "b"))
+    lines = ",\n".join(f'    "{name}": {json.dumps(found)}' for name, found in runs.items())
+    FILE.write_text(f'{{\n  "machine": "{machine()}",\n  "runs": {{\n{lines}\n  }}\n}}\n')
+
+
+if __name__ == "__main__":
+    record()
