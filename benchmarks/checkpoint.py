@@ -34,15 +34,15 @@ def measure(settings: dict[str, Any], folder: Path) -> dict[str, float]:
     spent: list[float] = []
     sizes: dict[int, int] = {}
 
-    def clocked(checkpoint: Any) -> None:
+    def timed(checkpoint: Any) -> None:
         began = time.perf_counter()
         write(checkpoint)
         spent.append(time.perf_counter() - began)
-        sizes[checkpoint.standing.training.rounds] = max(path.stat().st_size for path in folder.iterdir())
+        sizes[checkpoint.state.training.rounds] = max(path.stat().st_size for path in folder.iterdir())
 
-    run.checkpoints.write = clocked  # type: ignore[method-assign]
+    run.checkpoints.write = timed  # type: ignore[method-assign]
     began = time.perf_counter()
-    fedsat.carry_on(run)
+    fedsat.train(run)
     total = time.perf_counter() - began
     return {
         "total": total,

@@ -33,11 +33,12 @@ from rich.table import Table
 
 from fedsat.algorithms import algorithms
 from fedsat.data import Dataset, Federation, Split
-from fedsat.engine import Calls, EngineName, LocalTraining, Precision, make_engine, play_round, start
+from fedsat.engine import EngineName, Precision, make_engine
 from fedsat.models import build_model
-from fedsat.sampling import sample_clients
+from fedsat.rounds import LocalTraining, Sampling, run_round, start
+from fedsat.rounds.sampling import sample_clients
 
-CALLS = Calls(per_round=PER_ROUND, workers=7, seed=0)
+CALLS = Sampling(per_round=PER_ROUND, workers=7, seed=0)
 TRAINING = LocalTraining(epochs=EPOCHS, batch_size=BATCH_SIZE, lr=LR, augment=False, seed=0)
 
 
@@ -119,12 +120,12 @@ class OurEngine:
     def play(self) -> float:
         """As a run plays it, without the evaluation on the test set."""
         with clock(self._engine.device, self._threads) as seconds:
-            play_round(self._engine, self._training, CALLS)
+            run_round(self._engine, self._training, CALLS)
         return seconds[0]
 
     def test_loss(self) -> float:
         """By the engine itself."""
-        return self._engine.evaluate(self._training.server.model).loss
+        return self._engine.test(self._training.server.model).loss
 
 
 class PlainLoop:

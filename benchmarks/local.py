@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedsat.models import build_model
-from fedsat.sampling import batch_order
+from fedsat.rounds.sampling import batch_order
 
 CLIENTS, PER_ROUND, EPOCHS, BATCH_SIZE, LR = 100, 15, 5, 16, 0.01
 

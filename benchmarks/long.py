@@ -47,7 +47,7 @@ def measure(folder: Path, rounds: int) -> dict[str, list[float]]:
     run = fedsat.prepare(
         fedsat.configure(dataset="mnist", algorithm="fedsat", epochs=1, workers=5, rounds=rounds), folder
     )
-    fedsat.carry_on(run, watch)
+    fedsat.train(run, watch)
     return seen
 
 

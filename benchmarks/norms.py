@@ -4,7 +4,7 @@
     python benchmarks/norms.py --dataset mnist --seeds 3            (about ten minutes)
 
 Every method is played for five rounds on splits from mildly to extremely uneven, with nobody refused. A cell is the
-longest movement ‖θ_k − Θ‖ of any round and seed, in medians of its round; of a client that took more steps than the
+longest update ‖θ_k − Θ‖ of any round and seed, in medians of its round; of a client that took more steps than the
 median one, as many times less (`stretch`).
 """
 
@@ -15,10 +15,10 @@ from typing import Any
 
 import fedsat
 from fedsat.algorithms import Server
-from fedsat.algorithms.base import movements
-from fedsat.algorithms.combination import norms
-from fedsat.engine.local import TrainedRound, finite
-from fedsat.engine.refusal import stretch
+from fedsat.algorithms.aggregator import norms
+from fedsat.algorithms.base import client_updates
+from fedsat.rounds.local import TrainedRound, finite
+from fedsat.rounds.refusal import stretch
 
 METHODS = ("fedavg", "scaffold", "fedlada", "elastic", "feddyn", "fedsat")
 """FedAvg, and those whose local steps are most unlike its."""
@@ -40,11 +40,11 @@ def longest(**settings: Any) -> float:
     def watched(server: Server, *rest: Any) -> TrainedRound:
         trained = train(server, *rest)
         updates = trained.updates
-        found.append(float(stretch(norms(movements(server.model, updates)), updates.steps, finite(trained)).max()))
+        found.append(float(stretch(norms(client_updates(server.model, updates)), updates.steps, finite(trained)).max()))
         return trained
 
     run.setup.engine.train = watched  # type: ignore[assignment, method-assign]
-    fedsat.carry_on(run)
+    fedsat.train(run)
     return max(found)
 
 

@@ -19,25 +19,26 @@ from torch.profiler import ProfilerActivity, profile
 
 from fedsat.algorithms import algorithms
 from fedsat.data import Federation
-from fedsat.engine import Calls, Engine, Federated, clocked, make_engine, play_round, start
+from fedsat.engine import make_engine
 from fedsat.models import build_model
+from fedsat.rounds import Engine, FederationState, Sampling, run_round, start, timed
 
 
 def timed_round(
-    engine: Engine, training: Federated, calls: Calls, federation: Federation
+    engine: Engine, training: FederationState, calls: Sampling, federation: Federation
 ) -> tuple[dict[str, float], int]:
     """One more round and a test: seconds by phase, and how many samples the clients trained on, epoch by epoch."""
-    played = play_round(engine, training, calls)
-    with clocked(played.seconds, "evaluate", engine.device):
-        engine.assess([training.server.model], "expected")
+    played = run_round(engine, training, calls)
+    with timed(played.seconds, "evaluate", engine.device):
+        engine.evaluate([training.server.model], "expected")
     held = sum(len(federation.indices(client)) for client in played.clients.tolist())
     return played.seconds, held * TRAINING.epochs
 
 
-def kernels(engine: Engine, training: Federated, calls: Calls, most: int) -> list[str]:
+def kernels(engine: Engine, training: FederationState, calls: Sampling, most: int) -> list[str]:
     """The kernels on which the GPU spends most of a round: milliseconds, number, name."""
     with profile(activities=[ProfilerActivity.CUDA]) as profiled:
-        play_round(engine, training, calls)
+        run_round(engine, training, calls)
     times, counts = Counter[str](), Counter[str]()
     for event in profiled.events():
         if event.device_type == DeviceType.CUDA:
@@ -59,7 +60,7 @@ def main() -> None:
     parser.add_argument("--kernels", type=int, default=0, help="how many of a GPU's kernels to list")
     asked = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    load, calls = WORKLOADS[asked.workload], Calls(asked.clients, asked.workers, CALLS.seed)
+    load, calls = WORKLOADS[asked.workload], Sampling(asked.clients, asked.workers, CALLS.seed)
     federation = Federation.build(dataset(load), load.partition, CLIENTS, 0)
     for method in asked.methods:
         module = build_model(load.model, federation.dataset.input_shape, 10, 0)

@@ -28,10 +28,10 @@ import numpy as np
 import torch
 
 import fedsat
-from fedsat.engine.attacks import FalseMovement
 from fedsat.experiment.config import Config, method_parts, override
-from fedsat.experiment.record import write_whole
-from fedsat.experiment.surroundings import surroundings
+from fedsat.experiment.environment import environment
+from fedsat.experiment.folder import write_whole
+from fedsat.rounds.attacks import FalseUpdate
 from fedsat.tree import Tree, tree_map
 
 SPLITS: dict[str, dict[str, Any]] = {
@@ -57,13 +57,13 @@ MARK = "<!-- tables, written by benchmarks/robustness.py --page -->"
 
 
 @dataclass(frozen=True)
-class Absent(FalseMovement):
+class Absent(FalseUpdate):
     """Attackers send nothing that could be averaged."""
 
-    def instead(self, movements: Tree, draws: Sequence[np.random.Generator]) -> Tree:
+    def instead(self, client_updates: Tree, draws: Sequence[np.random.Generator]) -> Tree:
         """Not a number."""
         del draws
-        return tree_map(lambda tensor: torch.full_like(tensor, torch.nan), movements)
+        return tree_map(lambda tensor: torch.full_like(tensor, torch.nan), client_updates)
 
 
 @dataclass(frozen=True)
@@ -191,17 +191,17 @@ def play(case: Case, device: str, deadline: float) -> Row | None:
     run = fedsat.prepare(config)
     status, accuracy, worst = "completed", "", ""
     try:
-        fedsat.carry_on(run)
+        fedsat.train(run)
         accuracy, worst = (run.summary["last_ten"][name] for name in ("test_accuracy", "worst_recall"))
     except fedsat.TrainingError:
         status = f"diverged in round {run.training.rounds + 1}"
-    made = surroundings(run.setup.device)
+    made = environment(run.setup.device)
     return {
         **asdict(case),
         "status": status,
         "accuracy": accuracy,
         "worst_recall": worst,
-        **shares(run.metrics, set(run.setup.adversity.attackers.tolist())),
+        **shares(run.metrics, set(run.setup.faults.attackers.tolist())),
         "seconds": f"{time.perf_counter() - began:.1f}",
         **{name: made[name] for name in ("fedsat", "torch", "device")},
     }

@@ -22,7 +22,7 @@ import numpy as np
 
 import fedsat
 from fedsat.algorithms import algorithms
-from fedsat.experiment.record import CONFIG, SUMMARY, write_whole
+from fedsat.experiment.folder import CONFIG, SUMMARY, write_whole
 
 SPLITS: dict[str, dict[str, Any]] = {
     "LS β=0.3": {"name": "ls", "beta": 0.3},
@@ -92,7 +92,7 @@ def finished(config: fedsat.Config, folder: Path) -> dict[str, Any]:
         pass
     if (folder / CONFIG).exists():
         shutil.rmtree(folder)
-    return fedsat.carry_on(fedsat.prepare(config, folder)).summary
+    return fedsat.train(fedsat.prepare(config, folder)).summary
 
 
 def rows_of(summary: dict[str, Any], method: str, split: str, seed: int) -> list[Row]:

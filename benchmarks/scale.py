@@ -42,7 +42,7 @@ def play(case: dict[str, Any]) -> dict[str, Any]:
     began = time.perf_counter()
     run = fedsat.prepare(fedsat.configure(**settings))
     setup = time.perf_counter() - began
-    fedsat.carry_on(run)
+    fedsat.train(run)
     seconds = sum(sum(line["seconds"].values()) for line in run.metrics) / len(run.metrics)
     return {"set-up s": setup, "s a round": seconds, "peak MB": peak_megabytes()}
 

@@ -20,8 +20,8 @@ import torch
 import triton
 from torch import Tensor
 
-from fedsat.engine import triton_conv, triton_norm
-from fedsat.engine.triton_conv import Tile
+from fedsat.engine.kernels import triton_conv, triton_norm
+from fedsat.engine.kernels.triton_conv import Tile
 
 BATCH = 16
 LAYERS = [(3, 64, 3, 1, 32), (64, 64, 3, 1, 32), (64, 128, 3, 2, 32), (128, 128, 3, 1, 16), (64, 128, 1, 2, 32),

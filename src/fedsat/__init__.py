@@ -20,7 +20,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 from fedsat import data
 from fedsat.algorithms import Algorithm, Objective, Weighting
 from fedsat.errors import DataError, FedsatError, TrainingError, UsageError
-from fedsat.experiment import Config, OnRound, Run, carry_on, prepare, take_up
+from fedsat.experiment import Config, OnRound, Run, load_checkpointed, prepare, train
 from fedsat.experiment.config import override
 from fedsat.version import __version__
 
@@ -35,13 +35,13 @@ __all__ = [
     "UsageError",
     "Weighting",
     "__version__",
-    "carry_on",
     "configure",
     "data",
+    "load_checkpointed",
     "prepare",
     "resume",
     "run",
-    "take_up",
+    "train",
 ]
 
 
@@ -57,12 +57,12 @@ def configure(*, with_parts: Iterable[str] = (), without: Iterable[str] = (), **
 
 def run(*, out: str | Path | None = None, on_round: OnRound | None = None, **settings: Any) -> Run:
     """Train a federation; see `configure` for the settings. Files are written only where `out` says."""
-    return carry_on(prepare(configure(**settings), Path(out) if out is not None else None), on_round)
+    return train(prepare(configure(**settings), Path(out) if out is not None else None), on_round)
 
 
 def resume(folder: str | Path, *, rounds: int | None = None, on_round: OnRound | None = None) -> Run:
     """Go on with the run in `folder` from its last checkpoint, or to more rounds than it had."""
-    return carry_on(take_up(Path(folder), rounds), on_round)
+    return train(load_checkpointed(Path(folder), rounds), on_round)
 
 
 def _by_name(part: type) -> str:

@@ -15,7 +15,7 @@ class FedsatError(Exception):
 
 
 class UsageError(FedsatError):
-    """A name, value or combination that cannot be meant."""
+    """A name, value or aggregator that cannot be meant."""
 
 
 class DataError(FedsatError):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from byhand import make_batch, make_task, make_updates, played, same
 from fedsat.algorithms import Elastic, FedAvg, LocalResult, Model, Outputs, Server
 from fedsat.tree import Tree
+from tests.support.byhand import make_batch, make_task, make_updates, played, same
 
 
 def tree(weight: list[list[float]], bias: list[list[float]]) -> Tree:

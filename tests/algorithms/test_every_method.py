@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from byhand import played
-from federations import make_engine, tiny_dataset
 from fedsat.algorithms import (
     Algorithm,
     Elastic,
@@ -24,10 +22,13 @@ from fedsat.algorithms import (
     footprint,
 )
 from fedsat.data import Federation
-from fedsat.engine import Calls, LocalTraining, SequentialEngine, play_round, start
+from fedsat.engine import SequentialEngine
 from fedsat.errors import UsageError
 from fedsat.models import build_model
+from fedsat.rounds import LocalTraining, Sampling, run_round, start
 from fedsat.tree import nbytes
+from tests.support.byhand import played
+from tests.support.federations import make_engine, tiny_dataset
 
 METHODS = {name: algorithms.build(name) for name in algorithms} | {
     "scaffold I": Scaffold(controls="I"),
@@ -59,10 +60,10 @@ def awkward_engine(method: Algorithm) -> SequentialEngine:
 def test_batchnorm_and_awkward_clients(method: Algorithm) -> None:
     engine = awkward_engine(method)
     training = start(engine)
-    before = engine.evaluate(training.server.model)
+    before = engine.test(training.server.model)
     calls: list[int] = []
     for _ in range(ROUNDS):
-        calls += play_round(engine, training, Calls(per_round=5, workers=2, seed=SEED)).clients.tolist()
+        calls += run_round(engine, training, Sampling(per_round=5, workers=2, seed=SEED)).clients.tolist()
     counts = np.bincount(calls, minlength=12)
     assert counts[ONE_CLASS] > 1
     assert counts[ONE_SAMPLE] > 1
@@ -70,7 +71,7 @@ def test_batchnorm_and_awkward_clients(method: Algorithm) -> None:
     assert 0 in counts
     server = training.server
     # The model moved, all of it is finite, and so is what was kept.
-    assert engine.evaluate(server.model).loss != before.loss
+    assert engine.test(server.model).loss != before.loss
     trees = [server.model.params, server.model.buffers, *server.memory.values()]
     trees += [tree for state in training.states.values() for tree in state.values()]
     for tree in trees:
@@ -93,7 +94,7 @@ def test_batchnorm_and_awkward_clients(method: Algorithm) -> None:
 def test_measured_bytes_agree_with_the_footprint(method: Algorithm) -> None:
     engine = awkward_engine(method)
     training = start(engine)
-    played_round = play_round(engine, training, Calls(per_round=5, workers=1, seed=SEED))
+    played_round = run_round(engine, training, Sampling(per_round=5, workers=1, seed=SEED))
     weights = training.server.model
     params, model = nbytes([weights.params]), nbytes([weights.params, weights.buffers])
     sizes, traffic = footprint(method), played_round.traffic
@@ -113,8 +114,8 @@ def test_every_method_learns(method: Algorithm) -> None:
     engine = make_engine(method, partition="iid", lr=0.05)
     training = start(engine)
     for _ in range(6):
-        play_round(engine, training, Calls(per_round=3, workers=2, seed=3))
-    assert engine.evaluate(training.server.model).accuracy > 0.9
+        run_round(engine, training, Sampling(per_round=3, workers=2, seed=3))
+    assert engine.test(training.server.model).accuracy > 0.9
 
 
 @every_method

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from byhand import Bowl, Bowls, played, same
 from fedsat.algorithms import FedAvg, FedAvgM
+from tests.support.byhand import Bowl, Bowls, played, same
 
 # With η = 0.5 every step halves the distance to b: two steps cover ¾ of it, one step ½.
 CLIENTS = [Bowl(4, K=2, n=1), Bowl(-4, K=1, n=3)]

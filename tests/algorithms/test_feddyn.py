@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import fedsat
-from byhand import Bowl, Bowls, one, scalar, values
 from fedsat.algorithms import FedDyn, Model, Server
+from tests.support.byhand import Bowl, Bowls, one, scalar, values
 
 
 def test_two_rounds_by_hand_with_a_client_missing_in_each() -> None:
@@ -75,7 +75,7 @@ def test_both_models_are_evaluated_and_recorded() -> None:
     run = fedsat.run(algorithm="feddyn", clients=20, per_round=4, rounds=3, epochs=1, lr=0.05)
     line, server = run.metrics[-1], run.training.server
     other = run.setup.engine.algorithm.reported_models(server)["active-mean"]
-    evaluation = run.setup.engine.evaluate(other)
+    evaluation = run.setup.engine.test(other)
     entry = line["models"]["active-mean"]
     assert entry["test_accuracy"] == evaluation.accuracy
     assert entry["test_loss"] == pytest.approx(evaluation.loss)

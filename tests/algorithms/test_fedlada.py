@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from byhand import Bowl, Bowls, make_task, make_updates, one, played, same, scalar, values
 from fedsat.algorithms import FedAvg, FedLADA, LocalResult, Model, Server, Uniform
+from tests.support.byhand import Bowl, Bowls, make_task, make_updates, one, played, same, scalar, values
 
 METHOD = FedLADA(alpha=0.5, beta1=0.5, beta2=0.5, epsilon=1)
 

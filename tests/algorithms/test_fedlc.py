@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 import fedsat
-from byhand import make_batch, make_task, played, same
 from fedsat.algorithms import FedAvg, FedLC, LogitCalibration, Outputs
 from fedsat.errors import TrainingError
+from tests.support.byhand import make_batch, make_task, played, same
 
 
 def losses(

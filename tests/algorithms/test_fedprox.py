@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from byhand import Bowl, Bowls, make_task, one, played, same, values
 from fedsat.algorithms import FedAvg, FedProx
+from tests.support.byhand import Bowl, Bowls, make_task, one, played, same, values
 
 
 def test_two_rounds_by_hand() -> None:

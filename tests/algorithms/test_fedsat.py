@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from byhand import make_task, make_updates, one, played, same, scalar
 from fedsat.algorithms import (
     Algorithm,
     FedAvg,
@@ -21,6 +20,7 @@ from fedsat.algorithms import (
 from fedsat.algorithms.objective import CrossEntropy
 from fedsat.algorithms.weighting import BySamples
 from fedsat.errors import UsageError
+from tests.support.byhand import make_task, make_updates, one, played, same, scalar
 
 
 def task(received: float, kept: tuple[float, ...], lr: float = 0.1) -> Task:
@@ -62,7 +62,7 @@ def test_server_direction_uses_the_weighted_steps() -> None:
 
 
 def test_inertia_keeps_some_of_the_former_direction() -> None:
-    # As above the movement is 1.4; a quarter of the former v = −2 stays: 0.75·1.4 − 0.25·2 = 0.55.
+    # As above the update is 1.4; a quarter of the former v = −2 stays: 0.75·1.4 − 0.25·2 = 0.55.
     server = Server(Model(scalar(1.0), {}), {"direction": scalar(-2.0)})
     updates, weights = make_updates(one(0.4, 1.4), [2, 4], 0.1), torch.tensor([0.75, 0.25]).double()
     after = FedSat(inertia=0.25).aggregate(server, updates, weights)

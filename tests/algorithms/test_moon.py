@@ -10,15 +10,15 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from byhand import make_batch, make_task, played, same
-from federations import make_engine, tiny_dataset
 from fedsat.algorithms import FedAvg, Model, Moon, Outputs
-from fedsat.engine import Calls, play_round, start
 from fedsat.engine.network import last_layer_input
 from fedsat.models import build_model
 from fedsat.options import Spec
-from fedsat.sampling import batch_order
+from fedsat.rounds import Sampling, run_round, start
+from fedsat.rounds.sampling import batch_order
 from fedsat.tree import Tree
+from tests.support.byhand import make_batch, make_task, played, same
+from tests.support.federations import make_engine, tiny_dataset
 
 IMAGES = {"dataset": tiny_dataset(40, (3, 8, 8)), "model": {"name": "resnet8", "width": 2}, "epochs": 1}
 NORMS: list[Spec] = [{"name": "resnet8", "width": 2}, {"name": "resnet8", "width": 2, "projection": 5}]
@@ -88,7 +88,7 @@ def test_clients_keep_the_model_that_their_training_ended_with() -> None:
     # Whoever is not called keeps its model as it was, however old.
     training.states = dict(zip(trained.updates.clients.tolist(), trained.states, strict=True))
     before = dict(training.states)
-    called = play_round(engine, training, Calls(per_round=2, workers=1, seed=3)).clients.tolist()
+    called = run_round(engine, training, Sampling(per_round=2, workers=1, seed=3)).clients.tolist()
     assert all((training.states[client] is state) == (client not in called) for client, state in before.items())
 
 
@@ -100,7 +100,7 @@ def test_engine_equals_the_authors_loss_in_a_plain_loop() -> None:
     features = nn.Sequential(nn.Flatten(), net.hidden)  # type: ignore[arg-type]
     previous: dict[int, list[torch.Tensor]] = {}
     for number in range(1, 4):
-        called = play_round(engine, training, Calls(per_round=2, workers=1, seed=3)).clients.tolist()
+        called = run_round(engine, training, Sampling(per_round=2, workers=1, seed=3)).clients.tolist()
         received = [p.detach().clone() for p in net.parameters()]
         trained = []
         for client in called:

@@ -46,11 +46,11 @@ SCORES = [[0.275, 0.38], [0.2, 0.3]]
 
 
 def test_scores_and_priority_class() -> None:
-    weighing = PrioritizedClassWeights().weigh(updates(2), counts(PREDICTED, CORRECT, LABELS))
-    assert weighing.client_scores is not None
-    assert weighing.class_scores is not None
-    assert weighing.client_scores.tolist() == pytest.approx([0.655, 0.5])
-    assert weighing.class_scores.tolist() == pytest.approx([0.475, 0.68])  # class 1 has priority
+    client_weights = PrioritizedClassWeights().weigh(updates(2), counts(PREDICTED, CORRECT, LABELS))
+    assert client_weights.client_scores is not None
+    assert client_weights.class_scores is not None
+    assert client_weights.client_scores.tolist() == pytest.approx([0.655, 0.5])
+    assert client_weights.class_scores.tolist() == pytest.approx([0.475, 0.68])  # class 1 has priority
 
 
 def test_soft_priority() -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from byhand import Bowl, Bowls, make_batch, make_task, one, scalar, values
-from federations import make_engine
 from fedsat.algorithms import LocalResult, Model, Outputs, Scaffold
-from fedsat.engine import Calls, play_round, start
+from fedsat.rounds import Sampling, run_round, start
 from fedsat.tree import Tree
+from tests.support.byhand import Bowl, Bowls, make_batch, make_task, one, scalar, values
+from tests.support.federations import make_engine
 
 
 def test_two_rounds_by_hand_with_a_client_missing_in_each() -> None:
@@ -83,7 +83,7 @@ def test_c_is_the_mean_of_all_controls_after_every_round(controls: str, partitio
     assert len(set(engine.federation.sizes.tolist())) > 1
     seen = []
     for _ in range(4):
-        play_round(engine, training, Calls(per_round=3, workers=1, seed=3))
+        run_round(engine, training, Sampling(per_round=3, workers=1, seed=3))
         seen.append(set(training.states))
         for name, control in training.server.memory["control"].items():
             mean = sum(state["control"][name][0] for state in training.states.values()) / 7

@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from calling import SMALL, fedsat
 from fedsat.cli import main
 from fedsat.version import __version__
-from runs import killed_after
+from tests.support.calling import SMALL, fedsat
+from tests.support.runs import killed_after
 
 
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -38,7 +38,7 @@ def test_run_shows_rounds_and_a_table_and_leaves_files(capsys: pytest.CaptureFix
     assert (code, err) == (0, "")
     assert "round 3/3" in out
     assert "mean of the last ten" in out
-    assert "\x1b" not in out  # not a terminal: no colours, no cursor movements
+    assert "\x1b" not in out  # not a terminal: no colours, no cursor updates
     folder = Path("runs/mnist-mini-lsmc-fedsat-seed0")
     assert f"files: {folder}" in out
     assert json.loads((folder / "summary.json").read_text())["status"] == "completed"

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 import fedsat as package
-from calling import SMALL, fedsat
-from runs import results
+from tests.support.calling import SMALL, fedsat
+from tests.support.runs import results
 
 
 def test_compare_over_seeds_goes_on_where_it_was(capsys: pytest.CaptureFixture[str]) -> None:

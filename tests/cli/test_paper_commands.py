@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from calling import fedsat
 from fedsat.cli.batch import train
 from fedsat.cli.paper import _choice
 from fedsat.paper.results import read_results
+from tests.support.calling import fedsat
 
 
 def test_paper(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import fedsat
-from federations import make_engine, tiny_dataset
 from fedsat.algorithms import FedAvg, FedSat
 from fedsat.data import Federation
-from fedsat.engine import Calls, LocalTraining, SequentialEngine, StackedEngine, play_round, start
+from fedsat.engine import SequentialEngine, StackedEngine
 from fedsat.engine import make_engine as choose_engine
 from fedsat.engine.examples import Examples
 from fedsat.engine.fold import FoldedNetwork
@@ -20,7 +19,9 @@ from fedsat.engine.graphs import hand_over
 from fedsat.engine.network import ModuleNetwork
 from fedsat.engine.vmapped import VmapNetwork
 from fedsat.models import build_model
+from fedsat.rounds import LocalTraining, Sampling, run_round, start
 from fedsat.tree import expand
+from tests.support.federations import make_engine, tiny_dataset
 
 
 class Scaled(nn.Module):
@@ -81,12 +82,12 @@ def test_what_does_not_fold_runs_by_vmap_and_equals_the_sequential_engine(module
     engine, note = choose(module)
     assert isinstance(engine.stacked, VmapNetwork)
     assert "vmap" in note
-    path = f"test_choose:{module.__name__}"
+    path = f"{__name__}:{module.__name__}"
     results = []
     for made in (make_engine(FedSat(), model=path), make_engine(FedSat(), model=path, engine=vmapped)):
         training = start(made)
         for _ in range(2):
-            play_round(made, training, Calls(3, 2, 3))
+            run_round(made, training, Sampling(3, 2, 3))
         results.append(training.server.model.params)
     for name, tensor in results[0].items():
         torch.testing.assert_close(tensor, results[1][name], rtol=0, atol=1e-9)
@@ -112,7 +113,7 @@ def test_sequential_on_request() -> None:
 
 def test_dropout_in_lanes_repeats() -> None:
     first, again = (
-        fedsat.run(clients=20, per_round=4, rounds=2, epochs=1, model="test_choose:Dropping", algorithm="fedavg")
+        fedsat.run(clients=20, per_round=4, rounds=2, epochs=1, model=f"{__name__}:Dropping", algorithm="fedavg")
         for _ in range(2)
     )
     assert first.metrics[-1]["test_loss"] == again.metrics[-1]["test_loss"]
@@ -155,7 +156,7 @@ def test_bf16_changes_few_predictions(model: str) -> None:
 
 
 class Viewing(nn.Module):
-    """Calls `view`, which refuses channels-last images: folds all the same, with images as usual."""
+    """Sampling `view`, which refuses channels-last images: folds all the same, with images as usual."""
 
     def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
         super().__init__()
@@ -193,7 +194,7 @@ class Cumulative(nn.Module):
 
 
 def test_view_folds() -> None:
-    run = fedsat.prepare(fedsat.configure(clients=20, per_round=4, model="test_choose:Viewing"))
+    run = fedsat.prepare(fedsat.configure(clients=20, per_round=4, model=f"{__name__}:Viewing"))
     assert isinstance(run.setup.engine, StackedEngine)
     assert isinstance(run.setup.engine.stacked, FoldedNetwork)
     assert run.notes == []
@@ -201,9 +202,9 @@ def test_view_folds() -> None:
 
 @pytest.mark.parametrize("kind", [SequentialEngine, None])
 def test_parameters_without_a_gradient_stay(kind: Any) -> None:
-    engine = make_engine(FedSat(), model="test_choose:Unused", engine=kind or folded)
+    engine = make_engine(FedSat(), model=f"{__name__}:Unused", engine=kind or folded)
     training = start(engine)
-    play_round(engine, training, Calls(3, 2, 3))
+    run_round(engine, training, Sampling(3, 2, 3))
     assert torch.equal(training.server.model.params["spare.weight"], engine.initial_model.params["spare.weight"])
 
 
@@ -227,7 +228,7 @@ class Late(FedAvg):
 def test_carry_keeps_its_names() -> None:
     engine = make_engine(Late(), engine=folded)
     with pytest.raises(fedsat.UsageError, match=r"Late.step hands on \['last'\], Late.begin gave \[\]"):
-        play_round(engine, start(engine), Calls(3, 2, 3))
+        run_round(engine, start(engine), Sampling(3, 2, 3))
 
 
 def test_hand_over_keeps_aliases_apart() -> None:

@@ -7,25 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_stacked import CALLS, image_dataset, play
 from torch import Tensor, nn
 
-from federations import furthest
-from fedsat.algorithms import Model, algorithms, combinations
+from fedsat.algorithms import Model, aggregators, algorithms
 from fedsat.data import Federation
-from fedsat.engine import (
-    Adversity,
-    LocalTraining,
-    SequentialEngine,
-    StackedEngine,
-    attacks,
-    make_engine,
-    play_round,
-    start,
-)
+from fedsat.engine import SequentialEngine, StackedEngine, make_engine
 from fedsat.engine.fold import FoldedNetwork
 from fedsat.models import BatchNormRelu, build_model
+from fedsat.rounds import Faults, LocalTraining, attacks, run_round, start
 from fedsat.tree import expand
+from tests.support.federations import SAMPLING, furthest, image_dataset, play
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -50,16 +41,16 @@ def test_graphs_equal_the_sequential_engine(algorithm: str, model: Any) -> None:
 
 
 @pytest.mark.parametrize("attack", list(attacks))
-@pytest.mark.parametrize("combination", list(combinations))
-def test_adversity_is_the_same_on_a_gpu(attack: str, combination: str) -> None:
-    adversity = Adversity(0.3, 20.0, attacks.build(attack), np.array([0, 4, 7]))
-    method = {"name": "fedsat-robust", "combination": combination}
+@pytest.mark.parametrize("aggregator", list(aggregators))
+def test_adversity_is_the_same_on_a_gpu(attack: str, aggregator: str) -> None:
+    faults = Faults(0.3, 20.0, attacks.build(attack), np.array([0, 4, 7]))
+    method = {"name": "fedsat-robust", "aggregator": aggregator}
     trained = []
     for kind in ("sequential", "stacked"):
         made = engine(kind, method, "mlp")
         training = start(made)
         for _ in range(3):
-            play_round(made, training, CALLS, adversity)
+            run_round(made, training, SAMPLING, faults)
         trained.append(training.server.model.params)
     assert furthest(*trained) < 1e-9
 
@@ -78,7 +69,7 @@ def test_our_kernels_train_what_the_sequential_engine_trains(
 
 
 class Viewing(nn.Module):
-    """Calls `view` on what its norm hands on, which then has to lie as usual."""
+    """Sampling `view` on what its norm hands on, which then has to lie as usual."""
 
     def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
         super().__init__()
@@ -112,7 +103,7 @@ def test_running_out_of_memory_halves_the_lanes(monkeypatch: pytest.MonkeyPatch)
         return begin(self, task)
 
     monkeypatch.setattr(algorithms.entry("fedavg").part, "begin", short_of_memory)
-    play_round(made, start(made), CALLS)
+    run_round(made, start(made), SAMPLING)
     assert failures == [1]
     assert made.lanes == 2
 
@@ -123,6 +114,6 @@ def test_graphs_count_what_is_counted_without(model: Any) -> None:
     for nodes in (np.array([0, 3]), np.arange(9), np.array([5])):  # more groups than before are recorded anew
         stacked = Model(expand(plain.initial_model.params, 1), expand(plain.initial_model.buffers, 1))
         assert torch.equal(graphed.count_by_node(stacked, nodes), plain.count_by_node(stacked, nodes))
-    one, other = graphed.evaluate(plain.initial_model), plain.evaluate(plain.initial_model)
+    one, other = graphed.test(plain.initial_model), plain.test(plain.initial_model)
     assert (one.confusion == other.confusion).all()
     assert one.loss == pytest.approx(other.loss, abs=1e-12)

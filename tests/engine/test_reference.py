@@ -10,13 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from federations import make_engine
 from fedsat.algorithms import Algorithm, FedAvg, FedSat, PrioritizedClassWeights
-from fedsat.engine import Calls, SequentialEngine, play_round, start
+from fedsat.engine import SequentialEngine
 from fedsat.models import build_model
-from fedsat.sampling import batch_order, sample_clients, sample_workers
+from fedsat.rounds import Sampling, run_round, start
+from fedsat.rounds.sampling import batch_order, sample_clients, sample_workers
+from tests.support.federations import make_engine
 
-CALLS = Calls(per_round=3, workers=3, seed=3)
+CALLS = Sampling(per_round=3, workers=3, seed=3)
 
 
 def samples(engine: SequentialEngine, client: int) -> tuple[Tensor, Tensor]:
@@ -136,6 +137,6 @@ def test_engine_equals_plain_loops(algorithm: Algorithm, fedsat: bool, partition
     engine = make_engine(algorithm, partition=partition, clients=7)
     training = start(engine)
     for _ in range(4):
-        play_round(engine, training, CALLS)
+        run_round(engine, training, CALLS)
     ours = torch.cat([tensor.flatten() for tensor in training.server.model.params.values()])
     torch.testing.assert_close(ours, plain_training(engine, 4, fedsat), rtol=0, atol=1e-11)

@@ -9,17 +9,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from federations import make_engine, tiny_dataset
 from fedsat.algorithms import Batch, FedAvg, FedSat, Outputs, Server, Task, Updates
 from fedsat.algorithms.base import Algorithm
 from fedsat.algorithms.weighting import Uniform
 from fedsat.data import Dataset, Split
-from fedsat.engine import Calls, play_round, start
 from fedsat.engine.examples import crop_and_flip
 from fedsat.errors import TrainingError
+from fedsat.rounds import Sampling, run_round, start
 from fedsat.tree import State, expand, nbytes
+from tests.support.federations import make_engine, tiny_dataset
 
-CALLS = Calls(per_round=3, workers=2, seed=3)
+CALLS = Sampling(per_round=3, workers=2, seed=3)
 
 
 def test_partial_batches_are_real() -> None:
@@ -36,14 +36,14 @@ def test_partial_batches_are_real() -> None:
 def test_a_client_smaller_than_a_batch() -> None:
     engine = make_engine(FedSat(), clients=45, batch_size=16)
     training = start(engine)
-    play_round(engine, training, CALLS)
+    run_round(engine, training, CALLS)
     assert all(bool(torch.isfinite(tensor).all()) for tensor in training.server.model.params.values())
 
 
 def test_client_states_are_kept_for_participants_only() -> None:
     engine = make_engine(FedSat(), clients=20)
     training = start(engine)
-    played = [play_round(engine, training, CALLS) for _ in range(2)]
+    played = [run_round(engine, training, CALLS) for _ in range(2)]
     assert set(training.states) == {int(k) for one in played for k in one.clients}
 
 
@@ -51,7 +51,7 @@ def test_workers_counts_are_those_of_the_clients_models() -> None:
     engine = make_engine(FedAvg(), partition="ls")
     training = start(engine)
     updates = engine.train(training.server, np.array([1, 4]), {}, 1).updates
-    counts = engine.measure(updates, np.array([[1, 0], [4, 2]]))
+    counts = engine.evaluate_workers(updates, np.array([[1, 0], [4, 2]]))
     for row, client in enumerate((1, 4)):
         for column, node in enumerate((client, (0, 2)[row])):
             held = torch.from_numpy(engine.federation.indices(node))
@@ -68,10 +68,10 @@ def test_traffic() -> None:
     engine = make_engine(FedAvg())
     training = start(engine)
     model = nbytes([engine.initial_model.params])
-    assert play_round(engine, training, CALLS).traffic.down == 3 * model
+    assert run_round(engine, training, CALLS).traffic.down == 3 * model
     engine = make_engine(FedSat())
     training = start(engine)
-    traffic = play_round(engine, training, CALLS).traffic
+    traffic = run_round(engine, training, CALLS).traffic
     # Model and v_t to 3 clients, each client's model to one further worker; up: models, and 3·3 counts from 2 workers.
     assert traffic.down == 3 * 2 * model + 3 * model
     assert traffic.up == 3 * model + 3 * 2 * 9 * 8
@@ -92,11 +92,11 @@ class WithBuffers(nn.Module):
 
 
 def test_buffers_are_averaged_and_counters_take_the_maximum() -> None:
-    engine = make_engine(FedAvg(weighting=Uniform()), model="test_sequential:WithBuffers", partition="ls", clients=3)
+    engine = make_engine(FedAvg(weighting=Uniform()), model=f"{__name__}:WithBuffers", partition="ls", clients=3)
     training = start(engine)
     updates = engine.train(training.server, np.array([0, 1, 2]), {}, 1).updates
     assert training.server.model.buffers["norm.running_mean"].abs().max() == 0  # the server's own stay untouched
-    play_round(engine, training, Calls(3, 1, 3))
+    run_round(engine, training, Sampling(3, 1, 3))
     after = training.server.model.buffers
     torch.testing.assert_close(
         after["norm.running_mean"], updates.model.buffers["norm.running_mean"].mean(0), rtol=0, atol=1e-12
@@ -107,7 +107,7 @@ def test_buffers_are_averaged_and_counters_take_the_maximum() -> None:
 
 def test_a_batch_of_one_leaves_running_statistics_alone() -> None:
     # 90 samples over 18 clients: 5 each, so every second batch of 4 holds a single sample.
-    engine = make_engine(FedAvg(), model="test_sequential:WithBuffers", clients=18)
+    engine = make_engine(FedAvg(), model=f"{__name__}:WithBuffers", clients=18)
     updates = engine.train(start(engine).server, np.array([0]), {}, 1).updates
     assert updates.steps.tolist() == [4]
     assert updates.model.buffers["norm.num_batches_tracked"].tolist() == [2]
@@ -119,7 +119,7 @@ def test_not_finite_names_client_round_and_step() -> None:
     training = start(engine)
     before = training.server
     with pytest.raises(TrainingError, match=r"round 1, client \d, step \d+ of 10: the loss is"):
-        play_round(engine, training, CALLS)
+        run_round(engine, training, CALLS)
     assert training.server is before
     assert training.rounds == 0
 
@@ -139,10 +139,10 @@ def test_features_are_the_input_of_the_last_layer() -> None:
 
     engine = make_engine(Curious())
     training = start(engine)
-    play_round(engine, training, CALLS)
+    run_round(engine, training, CALLS)
     plain = make_engine(FedAvg())
     other = start(plain)
-    play_round(plain, other, CALLS)
+    run_round(plain, other, CALLS)
     name = "hidden.0.weight"
     assert not torch.equal(training.server.model.params[name], other.server.model.params[name])
 
@@ -167,7 +167,7 @@ def test_augmented_training_differs_and_repeats() -> None:
     def weights(augment: bool) -> Tensor:
         engine = make_engine(FedAvg(), dataset=dataset, augment=augment)
         training = start(engine)
-        play_round(engine, training, CALLS)
+        run_round(engine, training, CALLS)
         return training.server.model.params["hidden.0.weight"]
 
     assert torch.equal(weights(True), weights(True))
@@ -188,9 +188,9 @@ class Dropping(nn.Module):
 
 def test_dropout_repeats_and_leaves_torchs_generator_alone() -> None:
     def weights() -> Tensor:
-        engine = make_engine(FedAvg(), model="test_sequential:Dropping")
+        engine = make_engine(FedAvg(), model=f"{__name__}:Dropping")
         training = start(engine)
-        play_round(engine, training, CALLS)
+        run_round(engine, training, CALLS)
         return training.server.model.params["layers.0.weight"]
 
     before = torch.random.get_rng_state()
@@ -204,10 +204,10 @@ def test_training_learns() -> None:
     for algorithm in (FedAvg(), FedSat()):
         engine = make_engine(algorithm, dataset=tiny_dataset(150), partition="lsmc", clients=10)
         training = start(engine)
-        before = engine.evaluate(training.server.model)
+        before = engine.test(training.server.model)
         for _ in range(3):
-            play_round(engine, training, CALLS)
-        after = engine.evaluate(training.server.model)
+            run_round(engine, training, CALLS)
+        after = engine.test(training.server.model)
         assert after.loss < before.loss
         assert after.accuracy > before.accuracy
 
@@ -227,11 +227,11 @@ class Tempered(nn.Module):
 
 
 def test_frozen_parameters_stay_and_scalars_train() -> None:
-    engine = make_engine(FedSat(), model="test_sequential:Tempered")
+    engine = make_engine(FedSat(), model=f"{__name__}:Tempered")
     training = start(engine)
     before = engine.initial_model
     for _ in range(2):
-        play_round(engine, training, CALLS)
+        run_round(engine, training, CALLS)
     after = training.server.model
     assert torch.equal(after.buffers["fixed.weight"], before.buffers["fixed.weight"])
     assert not torch.equal(after.params["temperature"], before.params["temperature"])
@@ -246,6 +246,6 @@ def test_an_aggregate_that_is_not_finite_is_refused() -> None:
     engine = make_engine(Exploding())
     training = start(engine)
     with pytest.raises(TrainingError, match="round 1: the aggregate is not finite"):
-        play_round(engine, training, CALLS)
+        run_round(engine, training, CALLS)
     assert training.rounds == 0
     assert training.states == {}

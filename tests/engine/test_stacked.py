@@ -9,38 +9,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from federations import furthest, make_engine, stacked
 from fedsat.algorithms import FedAvg, algorithms
-from fedsat.data import Dataset, Split
-from fedsat.engine import Calls, Engine, Federated, PlayedRound, SequentialEngine, play_round, start
+from fedsat.engine import SequentialEngine
 from fedsat.engine.base import BaseEngine
 from fedsat.engine.fold import FoldedConv2d, fold
 from fedsat.engine.kernels import without_second_derivative
+from fedsat.engine.kernels.quick import QuickTanh, disjoint_means
 from fedsat.engine.network import Aside
-from fedsat.engine.quick import QuickTanh, disjoint_means
 from fedsat.errors import TrainingError, UsageError
 from fedsat.models import BatchNormRelu
-
-CALLS = Calls(per_round=4, workers=3, seed=3)
-
-
-def image_dataset() -> Dataset:
-    """Noise with a bright patch for each class, 3×12×12."""
-    rng = np.random.default_rng(5)
-
-    def split(count: int) -> Split:
-        labels = np.arange(count) % 4
-        images = rng.integers(0, 100, (count, 3, 12, 12), dtype=np.uint8)
-        for image, label in zip(images, labels, strict=True):
-            image[:, 3 * label : 3 * label + 3] += 120
-        return Split(images, labels)
-
-    return Dataset("patches", split(120), split(40), tuple("abcd"))
-
-
-def play(engine: Engine, rounds: int) -> tuple[Federated, list[PlayedRound]]:
-    training = start(engine)
-    return training, [play_round(engine, training, CALLS) for _ in range(rounds)]
+from fedsat.rounds import start
+from tests.support.federations import furthest, image_dataset, make_engine, play, stacked
 
 
 def assert_equal(algorithm: str, *, lanes: int | None, **options: Any) -> None:
@@ -58,7 +37,7 @@ def assert_equal(algorithm: str, *, lanes: int | None, **options: Any) -> None:
         assert all(furthest(tree, many.states[client][name]) < 1e-9 for name, tree in state.items())
     for left, right in zip(first, second, strict=True):
         assert left.clients.tolist() == right.clients.tolist()
-        torch.testing.assert_close(left.weighing.weights, right.weighing.weights, rtol=0, atol=1e-9)
+        torch.testing.assert_close(left.client_weights.weights, right.client_weights.weights, rtol=0, atol=1e-9)
         torch.testing.assert_close(left.losses, right.losses, rtol=0, atol=1e-5)
         assert left.traffic == right.traffic
 
@@ -138,7 +117,7 @@ class Rough(nn.Module):
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedprox", "fedlada"])
 def test_gradients_left_as_factors(algorithm: str) -> None:
-    assert_equal(algorithm, lanes=3, model="test_stacked:Rough", partition="ls", clients=9, batch_size=4)
+    assert_equal(algorithm, lanes=3, model=f"{__name__}:Rough", partition="ls", clients=9, batch_size=4)
 
 
 class FrozenNorms(nn.Module):
@@ -164,7 +143,7 @@ class FrozenNorms(nn.Module):
 
 
 def test_frozen_norms_stay_frozen() -> None:
-    options: dict[str, Any] = {"model": "test_stacked:FrozenNorms", "dataset": image_dataset(), "epochs": 1}
+    options: dict[str, Any] = {"model": f"{__name__}:FrozenNorms", "dataset": image_dataset(), "epochs": 1}
     assert_equal("fedavg", lanes=3, partition="ls", clients=9, **options)
     trained, _ = play(make_engine(FedAvg(), engine=stacked, **options), 1)
     assert trained.server.model.buffers["features.1.running_mean"].abs().max() == 0
@@ -185,7 +164,7 @@ class Patches(nn.Module):
 
 
 def test_a_norm_that_cannot_leave_padding_out_says_so() -> None:
-    options: dict[str, Any] = {"model": "test_stacked:Patches", "dataset": image_dataset(), "batch_size": 7}
+    options: dict[str, Any] = {"model": f"{__name__}:Patches", "dataset": image_dataset(), "batch_size": 7}
     with pytest.raises(UsageError, match=r"7 samples has become one of 14 .*--engine sequential"):
         play(make_engine(FedAvg(), engine=stacked, **options), 1)
 
@@ -261,7 +240,10 @@ def test_workers_evaluate_side_by_side_as_one_after_another(monkeypatch: pytest.
     trained = engine.train(start(engine).server, np.arange(20), {}, 1)
     workers = np.stack([np.random.default_rng(client).permutation(20)[:3] for client in range(20)])
     engine.train_counter.batch = 32
-    together, alone = engine.measure(trained.updates, workers), BaseEngine.measure(engine, trained.updates, workers)
+    together, alone = (
+        engine.evaluate_workers(trained.updates, workers),
+        BaseEngine.evaluate_workers(engine, trained.updates, workers),
+    )
     assert torch.equal(together.predicted, alone.predicted)
     assert torch.equal(together.correct, alone.correct)
     assert torch.equal(together.labels, alone.labels)
@@ -282,4 +264,4 @@ class Tied(nn.Module):
 
 
 def test_tied_weights() -> None:
-    assert_equal("fedavg", lanes=2, model="test_stacked:Tied", partition="ls", clients=9)
+    assert_equal("fedavg", lanes=2, model=f"{__name__}:Tied", partition="ls", clients=9)

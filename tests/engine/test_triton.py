@@ -39,7 +39,7 @@ def test_convolutions_equal_torch(
     side: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from fedsat.engine.triton_conv import StackedConvolution  # noqa: PLC0415 (needs Triton)
+    from fedsat.engine.kernels.triton_conv import StackedConvolution  # noqa: PLC0415 (needs Triton)
 
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     draw = torch.Generator("cuda").manual_seed(0)
@@ -74,7 +74,7 @@ def test_small_convolutions_equal_torch(
     height: int,
     width: int,
 ) -> None:
-    from fedsat.engine.triton_small import SmallConvolution  # noqa: PLC0415 (needs Triton)
+    from fedsat.engine.kernels.triton_small import SmallConvolution  # noqa: PLC0415 (needs Triton)
 
     options = {"device": "cuda", "generator": torch.Generator("cuda").manual_seed(0)}
     x = torch.randn(16, clients * inputs, height, width, **options).contiguous(memory_format=order)
@@ -126,7 +126,7 @@ def test_norms_equal_torch(
     added: bool,
     masked: bool,
 ) -> None:
-    from fedsat.engine.triton_norm import StackedNorm, normalise  # noqa: PLC0415 (needs Triton)
+    from fedsat.engine.kernels.triton_norm import StackedNorm, normalise  # noqa: PLC0415 (needs Triton)
 
     draw = torch.Generator("cuda").manual_seed(0)
     options = {"device": "cuda", "generator": draw}

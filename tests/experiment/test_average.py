@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 import fedsat
 from fedsat.algorithms import Model
 from fedsat.experiment.average import running_mean
-from runs import TINY, killed_after, results
+from tests.support.runs import TINY, killed_after, results
 
 
 def model(weight: float, count: int = 0) -> Model:
@@ -42,7 +42,7 @@ def test_the_mean_is_evaluated_recorded_and_saved(tmp_path: Path) -> None:
         assert torch.equal(saved[name], tensor)
     assert run.summary["test_accuracy"] == plain.summary["test_accuracy"]  # the training itself is not touched
     assert set(run.summary["models"]) == {"active-mean", "averaged"}
-    evaluation = run.setup.engine.assess([mean], "expected")[0][0]
+    evaluation = run.setup.engine.evaluate([mean], "expected")[0][0]
     assert run.summary["models"]["averaged"]["test_accuracy"] == evaluation.accuracy
 
 

@@ -20,10 +20,10 @@ from torch import nn
 
 import fedsat
 from fedsat.algorithms import Model, Server, algorithms
-from fedsat.engine import Federated
 from fedsat.experiment import Run
 from fedsat.experiment.checkpoint import Checkpoints, checkpointed_rounds
-from runs import TINY, killed_after, results
+from fedsat.rounds import FederationState
+from tests.support.runs import TINY, killed_after, results
 
 ENGINES = ("stacked", "sequential")
 
@@ -80,7 +80,7 @@ def test_misfortunes_go_on(tmp_path: Path, attack: str) -> None:
 
 def test_what_stands_between_rounds_is_all_in_a_checkpoint() -> None:
     """A field added here has to be written to checkpoints and read from them."""
-    assert [field.name for field in dataclasses.fields(Federated)] == ["server", "states", "rounds"]
+    assert [field.name for field in dataclasses.fields(FederationState)] == ["server", "states", "rounds"]
     assert [field.name for field in dataclasses.fields(Server)] == ["model", "memory"]
 
 
@@ -102,7 +102,7 @@ def test_control_c_leaves_a_checkpoint_of_whole_rounds(
         "write": (run.folder, "save_model", interrupt),
     }[where])  # fmt: skip
     with pytest.raises(KeyboardInterrupt):
-        fedsat.carry_on(run)
+        fedsat.train(run)
     monkeypatch.undo()
     if where == "write":  # a second Ctrl-C while files are finished
         assert checkpointed_rounds(tmp_path / "run") == [4, 2]
@@ -151,7 +151,7 @@ def test_a_completed_run_goes_on_to_more_rounds(tmp_path: Path) -> None:
 
 def test_a_completed_run_without_a_checkpoint_is_said_to_be_complete(tmp_path: Path) -> None:
     run = fedsat.prepare(fedsat.configure(**TINY), tmp_path)
-    fedsat.carry_on(run, for_more=False)  # as `fedsat compare` has it
+    fedsat.train(run, for_more=False)  # as `fedsat compare` has it
     del run
     with pytest.raises(
         fedsat.UsageError, match=r"is complete with 6 rounds and keeps no checkpoint .* --rounds N runs"
@@ -181,7 +181,7 @@ def test_a_torn_line_and_rounds_after_the_checkpoint_are_cut(tmp_path: Path) -> 
     metrics = tmp_path / "metrics.jsonl"
     with metrics.open("ab") as file:
         file.write(metrics.read_bytes()[:40])
-    run = fedsat.take_up(tmp_path)
+    run = fedsat.load_checkpointed(tmp_path)
     assert [line["round"] for line in run.metrics] == [1, 2, 3, 4]
     assert len(metrics.read_text().splitlines()) == 4
 
@@ -251,7 +251,7 @@ def test_a_run_belongs_to_one_process(tmp_path: Path) -> None:
     code = f"import fedsat; fedsat.resume({str(tmp_path)!r})"
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "is being carried out by another process" in other.stderr
-    fedsat.carry_on(run)
+    fedsat.train(run)
 
 
 def test_no_checkpoints(tmp_path: Path) -> None:
@@ -281,9 +281,9 @@ def test_two_checkpoints_are_kept(tmp_path: Path) -> None:
 
 
 def test_unasked_checkpoints_take_a_small_part_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def after(rounds: int, megabytes: int) -> Federated:
+    def after(rounds: int, megabytes: int) -> FederationState:
         weights = torch.zeros(megabytes * 250_000)
-        return Federated(Server(Model({"weights": weights}, {})), rounds=rounds)
+        return FederationState(Server(Model({"weights": weights}, {})), rounds=rounds)
 
     now = [100.0]
     monkeypatch.setattr("fedsat.experiment.checkpoint.time.monotonic", lambda: now[0])
@@ -304,5 +304,8 @@ def test_unasked_checkpoints_take_a_small_part_of_the_time(tmp_path: Path, monke
 
 def test_last_digits_are_told_to_differ_on_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     killed_after(3, tmp_path)
-    monkeypatch.setattr("fedsat.experiment.surroundings.__version__", "99")
-    assert any("fedsat was" in note and "and is 99: the last digits" in note for note in fedsat.take_up(tmp_path).notes)
+    monkeypatch.setattr("fedsat.experiment.environment.__version__", "99")
+    assert any(
+        "fedsat was" in note and "and is 99: the last digits" in note
+        for note in fedsat.load_checkpointed(tmp_path).notes
+    )

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 import fedsat
 from fedsat.algorithms import Model
 from fedsat.experiment import Config, Run
-from fedsat.experiment.record import free_folder, read_metrics
+from fedsat.experiment.folder import free_folder, read_metrics
 from fedsat.experiment.store import StoredRun
 from fedsat.report.figures import write_figures
 from fedsat.report.groups import group_runs
@@ -48,7 +48,7 @@ def test_a_run_improves_and_leaves_its_files(tmp_path: Path) -> None:
 def test_its_config_runs_it_again_with_the_same_numbers(tmp_path: Path) -> None:
     first = fedsat.run(**SMALL, out=tmp_path / "one")
     config = Config.of(tomllib.loads((tmp_path / "one" / "config.toml").read_text()))
-    again = fedsat.carry_on(fedsat.prepare(config))
+    again = fedsat.train(fedsat.prepare(config))
     assert without_times(again.metrics) == without_times(first.metrics)
     other = fedsat.run(**SMALL, seed=1)
     assert without_times(other.metrics) != without_times(first.metrics)
@@ -71,7 +71,7 @@ def test_every_measure_is_there() -> None:
         "priority_class", "class_scores", "client_scores", "test_accuracy", "balanced_accuracy", "test_loss",
         "recall", "worst_class", "worst_recall", "client_accuracy", "seconds",
     } == set(line)  # fmt: skip
-    assert set(line["seconds"]) == {"train", "measure", "aggregate", "evaluate"}
+    assert set(line["seconds"]) == {"train", "evaluate_workers", "aggregate", "evaluate"}
     assert set(line["client_accuracy"]) == {"min", "p10", "median", "max"}
     assert sum(line["weights"]) == pytest.approx(1)
     assert line["worst_recall"] == min(line["recall"]) == line["recall"][line["worst_class"]]
@@ -171,7 +171,7 @@ def test_a_round_whose_evaluation_is_interrupted_was_not_played(
 
     monkeypatch.setattr(run.setup.engine, "evaluate", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        fedsat.carry_on(run)
+        fedsat.train(run)
     assert [line["round"] for line in read_metrics(tmp_path / "run")] == [1]
     assert (run.training.rounds, len(run.metrics)) == (1, 1)
 
@@ -181,7 +181,7 @@ ADVERSE: dict[str, Any] = {"dropout": 0.4, "stragglers": 0.5, "epochs": 2, "atta
 
 def test_misfortunes_are_recorded(tmp_path: Path) -> None:
     run = fedsat.run(**{**SMALL, **ADVERSE, "per_round": 8, "max_norm": 3.0}, out=tmp_path / "one")
-    attackers = set(run.setup.adversity.attackers.tolist())
+    attackers = set(run.setup.faults.attackers.tolist())
     assert len(attackers) == 9
     assert "9 of 30 clients are malicious (scale)" in run.notes
     refused = [int(client) for line in run.metrics for client in line.get("refused", {})]

@@ -14,13 +14,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import kill
 import pytest
 
 import fedsat
 from fedsat.experiment import Run
-from fedsat.experiment.record import read_metrics
-from runs import TINY, killed_after, results
+from fedsat.experiment.folder import read_metrics
+from tests.support import kill
+from tests.support.runs import TINY, killed_after, results
 
 
 @contextmanager
@@ -39,13 +39,13 @@ def files_no_longer_than(size: int) -> Iterator[None]:
 def test_a_full_disk_keeps_the_last_checkpoint(tmp_path: Path) -> None:
     fedsat.run(**TINY, out=tmp_path / "whole")
     killed_after(3, tmp_path / "run")
-    run = fedsat.take_up(tmp_path / "run")
+    run = fedsat.load_checkpointed(tmp_path / "run")
     largest = (tmp_path / "run" / "checkpoints" / "round-000002.safetensors").stat().st_size
     with (
         files_no_longer_than(largest // 2),
         pytest.raises(fedsat.FedsatError, match=r"cannot write to .*File too large"),
     ):
-        fedsat.carry_on(run)
+        fedsat.train(run)
     assert not list((tmp_path / "run").rglob("*.part"))
     assert [line["round"] for line in read_metrics(tmp_path / "run")] == [1, 2, 3, 4]
     del run
@@ -57,10 +57,10 @@ def test_a_full_disk_keeps_the_last_checkpoint(tmp_path: Path) -> None:
 def test_a_disk_full_amid_a_line_keeps_whole_lines(tmp_path: Path) -> None:
     fedsat.run(**TINY, out=tmp_path / "whole")
     killed_after(3, tmp_path / "run")
-    run = fedsat.take_up(tmp_path / "run")
+    run = fedsat.load_checkpointed(tmp_path / "run")
     size = (tmp_path / "run" / "metrics.jsonl").stat().st_size
     with files_no_longer_than(size + 40), pytest.raises(fedsat.FedsatError, match=r"cannot write to"):
-        fedsat.carry_on(run)
+        fedsat.train(run)
     assert [line["round"] for line in read_metrics(tmp_path / "run")] == [1, 2]
     del run
     fedsat.resume(tmp_path / "run")
@@ -112,5 +112,5 @@ def test_the_command_says_it_in_one_line(tmp_path: Path) -> None:
 
 
 def test_killed_for_real(tmp_path: Path) -> None:
-    """A small `benchmarks/kill.py`."""
+    """A small `python -m benchmarks.kill`."""
     assert kill.play(tmp_path, rounds=30, kills=3, draw=random.Random(1)).total() >= 1

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from federations import tiny_dataset
+from tests.support.federations import tiny_dataset
 
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 

@@ -12,19 +12,19 @@ import pytest
 import torch
 
 import fedsat
-from federations import tiny_dataset
 from fedsat.algorithms import algorithms
 from fedsat.data import Dataset, Split
-from fedsat.experiment import Config, Run, carry_on
+from fedsat.experiment import Config, Run, train
 from fedsat.experiment.checkpoint import FOLDER as CHECKPOINTS
-from fedsat.experiment.record import ON_NODES
+from fedsat.experiment.folder import ON_NODES
 from fedsat.experiment.store import StoredRun, identity
+from tests.support.federations import tiny_dataset
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedsat[flower]'")
 
 from fedsat.flower.server import prepare
 from fedsat.flower.terms import Terms
-from loop_grid import LoopGrid
+from tests.support.loop_grid import LoopGrid
 
 CLIENTS = 5
 
@@ -40,7 +40,7 @@ def nodes(folder: Path, clients: int = CLIENTS) -> list[dict[str, Any]]:
 
 
 def federate(grid: LoopGrid, config: Config, terms: Terms | None = None, out: Path | None = None) -> Run:
-    return carry_on(prepare(grid, config, terms or Terms(timeout=60, wait=60), out))
+    return train(prepare(grid, config, terms or Terms(timeout=60, wait=60), out))
 
 
 def assert_same(left: Run, right: Run) -> None:
@@ -116,10 +116,10 @@ def test_a_server_without_data(clouds: Path, tmp_path: Path) -> None:
     with pytest.raises(fedsat.UsageError, match="name them"):
         federate(grid, config, Terms(wait=1, test="nodes"))
     run = federate(grid, config, Terms(timeout=60, wait=60, test="nodes", class_names="a,b,c"))
-    assert run.standing.evaluation is not None
-    assert run.standing.evaluation.confusion.sum() == 4 * len(dataset.test)  # every node has a copy of the test set
+    assert run.state.evaluation is not None
+    assert run.state.evaluation.confusion.sum() == 4 * len(dataset.test)  # every node has a copy of the test set
     assert run.summary["test_accuracy"] > 0.8
-    assert run.standing.client_accuracies == pytest.approx([run.summary["test_accuracy"]] * 4)
+    assert run.state.client_accuracies == pytest.approx([run.summary["test_accuracy"]] * 4)
     # All nodes normalise alike, by what their samples are together.
     spec = json.loads(str(grid.last["train"].content.config_records["fedsat"]["run"]))
     assert spec["mean"] == pytest.approx(dataset.mean)
@@ -137,14 +137,14 @@ def test_held_out_samples_of_a_partition(clouds: Path) -> None:
     }
     grid = LoopGrid(*({"partition-id": client} for client in range(CLIENTS)))
     run = federate(grid, fedsat.configure(**table), Terms(timeout=30, wait=5, test="nodes"))
-    assert run.standing.evaluation is not None
-    assert run.standing.evaluation.confusion.sum() == pytest.approx(6000 / 6, rel=0.02)
+    assert run.state.evaluation is not None
+    assert run.state.evaluation.confusion.sum() == pytest.approx(6000 / 6, rel=0.02)
 
 
 def test_the_files_are_those_of_a_run(clouds: Path, tmp_path: Path) -> None:
     config = fedsat.configure(**settings(clouds, algorithm="fedsat", checkpoint_every=0))
     federate(LoopGrid(*nodes(clouds)), config, out=tmp_path / "nodes")
-    carry_on(fedsat.prepare(config, tmp_path / "alone"))
+    train(fedsat.prepare(config, tmp_path / "alone"))
     mine, other = ({path.name for path in (tmp_path / name).iterdir()} for name in ("nodes", "alone"))
     assert mine == other - {CHECKPOINTS} | {
         ON_NODES
@@ -166,7 +166,7 @@ def test_a_run_of_nodes_is_never_taken_up_as_a_simulation(clouds: Path, tmp_path
     with pytest.raises(fedsat.UsageError, match=r"is played by real nodes, .* it cannot be taken up"):
         fedsat.resume(tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
-    carry_on(run)
+    train(run)
     with pytest.raises(fedsat.UsageError, match="is played by real nodes"):
         fedsat.resume(tmp_path, rounds=9)
 

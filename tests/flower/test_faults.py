@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 
 import fedsat
 from fedsat.errors import FedsatError, TrainingError
-from fedsat.experiment import Run, carry_on
-from fedsat.experiment.record import read_metrics, read_summary
+from fedsat.experiment import Run, train
+from fedsat.experiment.folder import read_metrics, read_summary
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedsat[flower]'")
 
@@ -21,7 +21,7 @@ from flwr.app import Array, ArrayRecord, Message
 
 from fedsat.flower.server import prepare
 from fedsat.flower.terms import Terms
-from loop_grid import Fault, LoopGrid
+from tests.support.loop_grid import Fault, LoopGrid
 
 CLIENTS = 4
 QUICK = Terms(timeout=0.3, wait=0.3, retries=1)
@@ -46,10 +46,10 @@ def node_of(grid: LoopGrid, client: int) -> int:
 
 
 def play(grid: LoopGrid, config: fedsat.Config, terms: Terms = QUICK, out: Path | None = None) -> Run:
-    return carry_on(prepare(grid, config, terms, out))
+    return train(prepare(grid, config, terms, out))
 
 
-def remarks(run: Run, round_number: int) -> dict[int, str]:
+def notes(run: Run, round_number: int) -> dict[int, str]:
     return {one["client"]: one["why"] for one in run.metrics[round_number - 1].get("left_out", [])}
 
 
@@ -96,7 +96,7 @@ def test_bad_updates_are_refused_and_named(why: str, clouds: Path) -> None:
     for line in run.metrics:
         assert 2 not in line["clients"]
         assert len(line["clients"]) == 3
-        assert why in remarks(run, line["round"])[2]
+        assert why in notes(run, line["round"])[2]
     # What is left is the round of the other three, as if client 2 had not been called.
     assert all(bool(torch.isfinite(tensor).all()) for tensor in run.model.params.values())
 
@@ -106,7 +106,7 @@ def test_uploads_are_checked_as_well(clouds: Path) -> None:
     nan = changed("uploads/control_change", BAD_UPDATES["is not finite"])
     grid.faults[node_of(grid, 1)] = only_for("train", nan)
     run = play(grid, configure(clouds, algorithm="scaffold"))
-    assert "control_change" in remarks(run, 1)[1]
+    assert "control_change" in notes(run, 1)[1]
     assert 1 not in run.metrics[-1]["clients"]
 
 
@@ -116,7 +116,7 @@ def test_a_silent_node_costs_no_more_than_twice_the_others(clouds: Path) -> None
     run = play(grid, configure(clouds), Terms(timeout=2.0, wait=1.0))
     assert run.metrics[0]["seconds"]["train"] > 2
     assert run.metrics[1]["seconds"]["train"] < 2
-    assert all("no answer in" in remarks(run, number)[0] for number in (1, 2, 3))
+    assert all("no answer in" in notes(run, number)[0] for number in (1, 2, 3))
 
 
 def test_an_error_on_a_node_is_told_in_its_own_words(clouds: Path, tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_an_error_on_a_node_is_told_in_its_own_words(clouds: Path, tmp_path: Pat
 
     grid.faults[node] = vanish
     run = play(grid, configure(clouds))
-    assert remarks(run, 1)[3] == f"there is no folder {tmp_path / 'gone'}"
+    assert notes(run, 1)[3] == f"there is no folder {tmp_path / 'gone'}"
 
 
 def test_state_stays_on_the_node_and_only_used_rounds_count(clouds: Path) -> None:
@@ -161,7 +161,7 @@ def test_a_round_that_too_few_answer_stops_the_run_with_the_last_good_model(clou
     for client in (0, 1):
         grid.faults[node_of(grid, client)] = silent
     with pytest.raises(TrainingError, match="round 2: 2 of 4 called clients answered, 3 are needed"):
-        carry_on(run)
+        train(run)
     asked = [node for node, kind in grid.asked if kind == "train"]
     assert asked.count(node_of(grid, 0)) == 1 + 3  # round 1, round 2, and two more tries
     assert asked.count(node_of(grid, 3)) == 2  # who answered is not asked again
@@ -178,9 +178,9 @@ def test_a_node_leaves_and_another_comes_in_its_name(clouds: Path) -> None:
     grid.leave(node_of(grid, 2))
     run.play()
     grid.join(share(clouds, 2))
-    carry_on(run)
+    train(run)
     assert [2 in line["clients"] for line in run.metrics] == [True, False, True, True]
-    assert "not connected" in remarks(run, 2)[2]
+    assert "not connected" in notes(run, 2)[2]
     told = [one["why"] for one in run.metrics[2]["left_out"]]
     assert any("it is back, as node" in why for why in told)
     assert "it has lost its state and began anew" in told
@@ -223,7 +223,7 @@ def test_wrong_counts_leave_a_worker_out(why: str, clouds: Path) -> None:
     lie = changed("counts", lambda arrays: first(arrays, WRONG_COUNTS[why]))
     grid.faults[node_of(grid, worker)] = only_for("evaluate.measure", lie)
     run = play(grid, config)
-    assert why in remarks(run, 1)[worker]
+    assert why in notes(run, 1)[worker]
     # The clients' weights come from the workers that are left.
     assert sorted(run.metrics[0]["clients"]) == sorted(honest.metrics[0]["clients"])
     assert sum(run.metrics[0]["weights"]) == pytest.approx(1)
@@ -236,7 +236,7 @@ def test_counts_of_others_than_asked_about_leave_a_worker_out(change: Any, cloud
     worker = next(client for client in range(5) if client not in play(grid_of(clouds, 5), config).metrics[0]["clients"])
     grid = grid_of(clouds, 5)
     grid.faults[node_of(grid, worker)] = only_for("evaluate.measure", changed("counts", change))
-    assert "not of the clients that it was asked about" in remarks(play(grid, config), 1)[worker]
+    assert "not of the clients that it was asked about" in notes(play(grid, config), 1)[worker]
 
 
 def test_a_client_whose_own_counts_are_wrong_is_left_out(clouds: Path) -> None:
@@ -244,7 +244,7 @@ def test_a_client_whose_own_counts_are_wrong_is_left_out(clouds: Path) -> None:
     lie = changed("counts", lambda arrays: first(arrays, lambda c: c * 2))
     grid.faults[node_of(grid, 1)] = only_for("train", lie)
     run = play(grid, configure(clouds, algorithm="fedsat", rounds=1))
-    assert "samples, but it has" in remarks(run, 1)[1]
+    assert "samples, but it has" in notes(run, 1)[1]
     assert 1 not in run.metrics[0]["clients"]
 
 
@@ -256,7 +256,7 @@ def test_a_vanished_worker_adds_nothing(clouds: Path) -> None:
     run = play(grid, config)
     called = run.metrics[0]["clients"]
     assert len(called) == 3
-    assert remarks(run, 1).keys() == set(range(5)) - set(called)
+    assert notes(run, 1).keys() == set(range(5)) - set(called)
 
 
 @pytest.mark.parametrize("missing", [False, True], ids=["all answer", "one worker vanishes"])
@@ -312,6 +312,6 @@ def test_accuracies_out_of_range_are_left_out(clouds: Path) -> None:
     lie = changed("results", lambda arrays: {"accuracy": arrays["accuracy"] + 1})
     grid.faults[node_of(grid, 0)] = only_for("evaluate", lie)
     run = play(grid, configure(clouds))
-    assert "not between 0 and 1" in remarks(run, 1)[0]
-    assert run.standing.client_accuracies is not None
-    assert np.isnan(run.standing.client_accuracies[0])
+    assert "not between 0 and 1" in notes(run, 1)[0]
+    assert run.state.client_accuracies is not None
+    assert np.isnan(run.state.client_accuracies[0])

@@ -13,15 +13,15 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 import fedsat
-from loop_grid import soon
+from tests.support.loop_grid import soon
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedsat[flower]'")
 
 from fedsat.cli import main
 from fedsat.cli.federate import start_nodes, submit
 from fedsat.experiment.checkpoint import FOLDER as CHECKPOINTS
-from fedsat.experiment.record import read_metrics, read_summary
-from fedsat.flower.local import MARK, LocalFederation, Tls
+from fedsat.experiment.folder import read_metrics, read_summary
+from fedsat.flower.processes import MARK, LocalFederation, Tls
 from fedsat.flower.terms import Terms
 
 NODES = 4

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mutations import mutated, mutated_text, refused_or, tries
 
 import fedsat
 from fedsat.algorithms import algorithms, objectives, weightings
 from fedsat.data import partitions
 from fedsat.experiment.config import Config, read
 from fedsat.options import OptionField, Registry
+from tests.support.mutations import mutated, mutated_text, refused_or, tries
 
 SMALLEST, LARGEST = 1e-12, 1e12
 """Floats that a user could mean; what lies beyond is tried by hand in other tests."""

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mutations import mutated, refused_or, tries
 from PIL import Image
 
-from fedsat.data import FromFile, formats, load, own, sources
+from fedsat.data import FromFile, folders, formats, load, sources
 from fedsat.data.catalog import Arrays, DatasetInfo, digest
 from fedsat.data.sources import Form, Origin
+from tests.support.mutations import mutated, refused_or, tries
 
 RNG = np.random.default_rng(2)
 PICTURES = RNG.integers(0, 256, (6, 28, 28), dtype=np.uint8)
@@ -134,7 +134,7 @@ def test_own_pictures(kind: str, data: st.DataObject, tmp_path_factory: pytest.T
 
 
 def check_dataset(folder: Path, image_size: int | None = None) -> None:
-    dataset = refused_or(lambda: own.load_folder(folder, image_size=image_size))
+    dataset = refused_or(lambda: folders.load_folder(folder, image_size=image_size))
     if dataset is not None:
         assert np.isfinite(dataset.mean).all()
         assert np.isfinite(dataset.std).all()

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mutations import mutated, refused_or, tries
 
 import fedsat
 from fedsat.experiment.store import StoredRun
-from runs import TINY, killed_after, results
+from tests.support.mutations import mutated, refused_or, tries
+from tests.support.runs import TINY, killed_after, results
 
 FILES = [
     "checkpoints/round-000004.json", "checkpoints/round-000004.safetensors", "checkpoints/round-000002.json",

@@ -64,13 +64,13 @@ def resumed(folder: Path) -> Any:
 
 def federated(folder: Path) -> Any:
     """Two rounds of FedSat by nodes of Flower, in this process."""
-    from fedsat.flower.loop import LoopGrid
-    from fedsat.flower.server import prepare
-    from fedsat.flower.terms import Terms
+    from fedsat.flower.loop import LoopGrid  # noqa: PLC0415 (only with Flower)
+    from fedsat.flower.server import prepare  # noqa: PLC0415
+    from fedsat.flower.terms import Terms  # noqa: PLC0415
 
     settings = {**SMALL, "clients": 6, "algorithm": "fedsat", "model": MODELS["mlp"], "engine": "sequential"}
     nodes = [{"dataset": "mnist-mini", "partition-id": client, "num-partitions": 6} for client in range(6)]
-    return fedsat.carry_on(prepare(LoopGrid(*nodes), fedsat.configure(**settings), Terms(timeout=60, wait=60), folder))
+    return fedsat.train(prepare(LoopGrid(*nodes), fedsat.configure(**settings), Terms(timeout=60, wait=60), folder))
 
 
 @pytest.mark.parametrize("name", MATRIX)

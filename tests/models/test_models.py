@@ -76,7 +76,7 @@ class Small(nn.Linear):
 
 
 def test_a_users_module() -> None:
-    model = build_model({"name": "test_models:Own", "slope": 0.3}, (4,), 2, 0)
+    model = build_model({"name": f"{__name__}:Own", "slope": 0.3}, (4,), 2, 0)
     assert isinstance(model, Own)
     assert model.slope == 0.3
     assert model(torch.randn(5, 4)).shape == (5, 2)
@@ -92,11 +92,11 @@ def test_a_users_module() -> None:
         ("lenet5", (5,), "needs images"),
         ("lenet5", (1, 8, 8), "at least 12"),
         ("nowhere:Net", CIFAR, "cannot import 'nowhere'"),
-        ("test_models:Owm", CIFAR, "did you mean 'Own'"),
+        (f"{__name__}:Owm", CIFAR, "did you mean 'Own'"),
         ("builtins:dict", CIFAR, "it is not a Module"),
         (":Net", CIFAR, "cannot import ''"),
-        ("test_models:Small", CIFAR, "cannot take samples of shape"),
-        ("test_models:Own", (4, 4), "one per class"),
+        (f"{__name__}:Small", CIFAR, "cannot take samples of shape"),
+        (f"{__name__}:Own", (4, 4), "one per class"),
     ],
 )
 def test_bad_models_are_refused(spec: Any, shape: tuple[int, ...], message: str) -> None:

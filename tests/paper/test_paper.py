@@ -18,7 +18,7 @@ from fedsat.paper.results import Result, add_results, read_results, results_of
 from fedsat.paper.studies import METHODS, SCALES, STUDIES, Cell, cells, configure, select
 from fedsat.paper.variants import best_variants, read_variant, tuned_text
 from fedsat.paper.verdict import Entry, Verdict, compare, coverage, judge, missing, spearman, verdict_lines
-from report.made_runs import make_run
+from tests.support.made_runs import make_run
 
 SIZES = {
     "table-ls": (120, 120), "table-lsmc": (180, 180), "table-lqsmc": (120, 120), "table-workers": (9, 9),

@@ -14,7 +14,7 @@ import pytest
 
 from fedsat.report.groups import Group, find_runs, group_runs
 from fedsat.report.page import make_page, write_page
-from report.made_runs import make_run
+from tests.support.made_runs import make_run
 
 EVIL = "</script><img src=x onerror=alert(1)>"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")

@@ -1,5 +1,6 @@
-"""Federated methods. Read `base`, then `fedsat`; a method of your own is a subclass of `Algorithm`."""
+"""FederationState methods. Read `base`, then `fedsat`; a method of your own is a subclass of `Algorithm`."""
 
+from fedsat.algorithms.aggregator import Aggregator, aggregators
 from fedsat.algorithms.base import (
     Algorithm,
     Batch,
@@ -12,7 +13,6 @@ from fedsat.algorithms.base import (
     Updates,
     algorithms,
 )
-from fedsat.algorithms.combination import Combination, combinations
 from fedsat.algorithms.elastic import Elastic
 from fedsat.algorithms.fedavg import FedAvg
 from fedsat.algorithms.fedavgm import FedAvgM
@@ -27,13 +27,14 @@ from fedsat.algorithms.objective import CrossEntropy, Objective, objectives
 from fedsat.algorithms.psl import PredictionSensitiveLoss
 from fedsat.algorithms.pwa import PrioritizedClassWeights
 from fedsat.algorithms.scaffold import Scaffold
-from fedsat.algorithms.weighting import BySamples, Uniform, Weighing, Weighting, weightings
+from fedsat.algorithms.weighting import BySamples, ClientWeights, Uniform, Weighting, weightings
 
 __all__ = [
+    "Aggregator",
     "Algorithm",
     "Batch",
     "BySamples",
-    "Combination",
+    "ClientWeights",
     "CrossEntropy",
     "Elastic",
     "FedAvg",
@@ -58,10 +59,9 @@ __all__ = [
     "Task",
     "Uniform",
     "Updates",
-    "Weighing",
     "Weighting",
+    "aggregators",
     "algorithms",
-    "combinations",
     "footprint",
     "objectives",
     "weightings",

@@ -14,7 +14,7 @@ hyper-parameters. Tensors of clients carry the client as first axis (see `fedsat
 `penalty`, `pull` and `step` never branch on a tensor's values, and what `begin` returns and `step` hands on have the
 same names and shapes: engines run many clients at once and record these functions as graphs. All but `penalty` are
 called without gradients being tracked.
-What a sample costs (`Objective`), how much a client weighs (`Weighting`) and how movements become one (`Combination`)
+What a sample costs (`Objective`), how much a client weighs (`Weighting`) and how updates become one (`Aggregator`)
 are parts of their own, so that each can be put on any method.
 """
 
@@ -27,7 +27,7 @@ from typing import Annotated, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from fedsat.algorithms.combination import Combination, combinations
+from fedsat.algorithms.aggregator import Aggregator, aggregators
 from fedsat.algorithms.objective import CrossEntropy, Objective, objectives
 from fedsat.algorithms.weighting import BySamples, Weighting, weightings
 from fedsat.options import Option, Registry, check
@@ -128,7 +128,7 @@ class Algorithm:
     server_lr: Annotated[float, Option("η_g, global learning rate", above=0)] = 1.0
     objective: Annotated[Objective, Option("what a sample costs", among=objectives)] = CrossEntropy()
     weighting: Annotated[Weighting, Option("how much a client weighs", among=weightings)] = BySamples()
-    combination: Annotated[Combination, Option("how movements become one", among=combinations)] = Combination()
+    aggregator: Annotated[Aggregator, Option("how updates become one", among=aggregators)] = Aggregator()
 
     uses_features: ClassVar[bool] = False
     """Whether `penalty` reads `outputs.features`."""
@@ -182,19 +182,19 @@ class Algorithm:
         return {}, {}
 
     def aggregate(self, server: Server, updates: Updates, weights: Tensor) -> Server:
-        """Θ ← Θ − η_g Σ_k w_k (Θ − θ_k), or another combination; buffers are combined alike."""
+        """Θ ← Θ − η_g Σ_k w_k (Θ − θ_k), or another aggregator; buffers are combined alike."""
         return replace(
-            server, model=self.advance(server.model, self.movement(server.model, updates, weights), updates, weights)
+            server, model=self.advance(server.model, self.update(server.model, updates, weights), updates, weights)
         )
 
-    def movement(self, model: Model, updates: Updates, weights: Tensor) -> Tree:
-        """Σ_k w_k (θ_k − Θ), or what the combination puts in its place."""
-        return self.combination.centre(movements(model, updates), weights)
+    def update(self, model: Model, updates: Updates, weights: Tensor) -> Tree:
+        """Σ_k w_k (θ_k − Θ), or what the aggregator puts in its place."""
+        return self.aggregator.centre(client_updates(model, updates), weights)
 
-    def advance(self, model: Model, movement: Tree, updates: Updates, weights: Tensor) -> Model:
-        """Θ + η_g · movement; buffers take no part in a method's movement, they are the clients' own combined."""
-        params = add(model.params, movement, self.server_lr)
-        return Model(params, combine_buffers(updates.model.buffers, weights, self.combination))
+    def advance(self, model: Model, update: Tree, updates: Updates, weights: Tensor) -> Model:
+        """Θ + η_g · update; buffers take no part in a method's update, they are the clients' own combined."""
+        params = add(model.params, update, self.server_lr)
+        return Model(params, aggregate_buffers(updates.model.buffers, weights, self.aggregator))
 
     def reported_models(self, server: Server) -> dict[str, Model]:
         """Models that the method's authors evaluate besides the one sent to clients, by name."""
@@ -207,7 +207,7 @@ def descend(params: Tree, direction: Tree, lr: float) -> Tree:
     return add(params, direction, -lr)
 
 
-def movements(model: Model, updates: Updates) -> Tree:
+def client_updates(model: Model, updates: Updates) -> Tree:
     """θ_k − Θ of every client."""
     return tree_map(torch.sub, updates.model.params, model.params)
 
@@ -231,13 +231,13 @@ def gradient(costs: Tensor, params: Tree) -> Tree:
     )
 
 
-def combine_buffers(buffers: Tree, weights: Tensor, combination: Combination) -> Tree:
-    """Floating buffers combined as the movements are; whole-number counters take the maximum.
+def aggregate_buffers(buffers: Tree, weights: Tensor, aggregator: Aggregator) -> Tree:
+    """Floating buffers combined as the updates are; whole-number counters take the maximum.
 
     The mean is taken around the first client's, so that what all clients share stays as it is to the last bit.
     """
     floats = {name: tensor for name, tensor in buffers.items() if tensor.is_floating_point()}
-    offsets = combination.centre(tree_map(lambda tensor: tensor - tensor[0], floats), weights)
+    offsets = aggregator.centre(tree_map(lambda tensor: tensor - tensor[0], floats), weights)
     return {name: tensor[0] + offsets[name] if name in offsets else tensor.amax(0) for name, tensor in buffers.items()}
 
 

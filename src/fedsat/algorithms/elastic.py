@@ -65,9 +65,9 @@ class Elastic(Algorithm):
 
     def aggregate(self, server: Server, updates: Updates, weights: Tensor) -> Server:
         """Θ ← Θ + η_g ζ ⊙ Σ_k w_k (θ_k − Θ)."""
-        shares = tree_map(self.share, self.combination.centre(updates.uploads["sensitivity"], weights))
-        movement = tree_map(torch.mul, shares, self.movement(server.model, updates, weights))
-        return Server(self.advance(server.model, movement, updates, weights))
+        shares = tree_map(self.share, self.aggregator.centre(updates.uploads["sensitivity"], weights))
+        update = tree_map(torch.mul, shares, self.update(server.model, updates, weights))
+        return Server(self.advance(server.model, update, updates, weights))
 
     def share(self, sensitivity: Tensor) -> Tensor:
         """ζ of a tensor's elements, in [τ, 1 + τ]; 1 where nothing depends on the tensor."""

@@ -26,7 +26,7 @@ class FedAvgM(Algorithm):
 
     def aggregate(self, server: Server, updates: Updates, weights: Tensor) -> Server:
         """v ← β v + Δ; Θ ← Θ + η_g v, or Θ + η_g (Δ + β v) in Nesterov's form; Δ = Σ_k w_k (θ_k − Θ)."""
-        movement = self.movement(server.model, updates, weights)
-        momentum = tree_map(lambda v, d: self.momentum * v + d, server.memory["momentum"], movement)
-        ahead = tree_map(lambda v, d: d + self.momentum * v, momentum, movement) if self.nesterov else momentum
+        update = self.update(server.model, updates, weights)
+        momentum = tree_map(lambda v, d: self.momentum * v + d, server.memory["momentum"], update)
+        ahead = tree_map(lambda v, d: d + self.momentum * v, momentum, update) if self.nesterov else momentum
         return Server(self.advance(server.model, ahead, updates, weights), {"momentum": momentum})

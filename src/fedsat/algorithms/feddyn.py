@@ -24,7 +24,7 @@ from fedsat.algorithms.base import (
     Task,
     Updates,
     algorithms,
-    movements,
+    client_updates,
 )
 from fedsat.algorithms.weighting import Uniform, Weighting, weightings
 from fedsat.options import Option
@@ -61,7 +61,7 @@ class FedDyn(Algorithm):
 
     def aggregate(self, server: Server, updates: Updates, weights: Tensor) -> Server:
         """λ̄ ← λ̄ + (1/N) Σ_k (θ_k − Θ), over all N clients; Θ ← Σ_k w_k θ_k + λ̄."""
-        moved = self.combination.total(movements(server.model, updates), weights)
+        moved = self.aggregator.total(client_updates(server.model, updates), weights)
         mean_dual = tree_map(lambda dual, sums: dual + sums / updates.population, server.memory["mean_dual"], moved)
         mean = super().aggregate(server, updates, weights).model
         return Server(Model(tree_map(torch.add, mean.params, mean_dual), mean.buffers), {"mean_dual": mean_dual})

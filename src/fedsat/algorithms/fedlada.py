@@ -78,7 +78,7 @@ class FedLADA(Algorithm):
         """Θ as in FedAvg; v ← Σ w_k v̂_k; g_a ← Σ w_k (Θ − θ_k)/(η K_k)."""
         directions = step_direction(server.model.params, updates.model.params, updates.lr, updates.steps)
         memory = {
-            "second_moment": self.combination.centre(updates.uploads["second_moment"], weights),
-            "direction": self.combination.centre(directions, weights),
+            "second_moment": self.aggregator.centre(updates.uploads["second_moment"], weights),
+            "direction": self.aggregator.centre(directions, weights),
         }
         return replace(super().aggregate(server, updates, weights), memory=memory)

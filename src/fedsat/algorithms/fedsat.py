@@ -18,6 +18,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
+from fedsat.algorithms.aggregator import DampedMean
 from fedsat.algorithms.base import (
     Algorithm,
     LocalResult,
@@ -28,7 +29,6 @@ from fedsat.algorithms.base import (
     algorithms,
     step_direction,
 )
-from fedsat.algorithms.combination import DampedMean
 from fedsat.algorithms.objective import Objective, objectives
 from fedsat.algorithms.psl import PredictionSensitiveLoss
 from fedsat.algorithms.pwa import PrioritizedClassWeights
@@ -105,7 +105,7 @@ class FedSat(Algorithm):
         return {"direction": own}, {}
 
     def aggregate(self, server: Server, updates: Updates, weights: Tensor) -> Server:
-        """The weighted movement, and v_{t+1} from it."""
+        """The weighted update, and v_{t+1} from it."""
         moved = super().aggregate(server, updates, weights)
         if not self.correction:
             return moved
@@ -125,9 +125,9 @@ class FedSat(Algorithm):
 algorithms.preset(
     "fedsat-robust",
     of="fedsat",
-    summary="FedSat against malicious clients: workers' medians, a filter by own classes, damped movements",
+    summary="FedSat against malicious clients: workers' medians, a filter by own classes, damped updates",
     weighting=PrioritizedClassWeights(statistics="median", min_recall=0.9),
-    combination=DampedMean(),
+    aggregator=DampedMean(),
 )
 algorithms.preset(
     "fedsat-paper",

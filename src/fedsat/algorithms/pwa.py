@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedsat.algorithms.weighting import Weighing, Weighting, weightings
-from fedsat.algorithms.workers import believable, median_rates, ratio, recall_on_own_classes, summed
+from fedsat.algorithms.reports import believable, median_rates, ratio, recall_on_own_classes, summed
+from fedsat.algorithms.weighting import ClientWeights, Weighting, weightings
 from fedsat.errors import UsageError
 from fedsat.metrics import ClassCounts
 from fedsat.options import Option
@@ -71,7 +71,7 @@ class PrioritizedClassWeights(Weighting):
         """Medians are taken over workers, and what a client says of itself is set against what others see."""
         return self.statistics == "median" or self.min_recall > 0
 
-    def weigh(self, updates: Updates, counts: ClassCounts | None) -> Weighing:
+    def weigh(self, updates: Updates, counts: ClassCounts | None) -> ClientWeights:
         """ϑ over A_t, 0 for the clients left out."""
         del updates
         if counts is None:
@@ -89,7 +89,7 @@ class PrioritizedClassWeights(Weighting):
             raw = raw * self.quality(totals, correct, labels)
         weights = torch.zeros_like(raw)
         weights[accepted] = evened(raw[accepted], self.min_effective)
-        return Weighing(weights, class_scores=scores.sum(0), client_scores=totals)
+        return ClientWeights(weights, class_scores=scores.sum(0), client_scores=totals)
 
     def scores(self, predicted: Tensor, correct: Tensor, labels: Tensor) -> Tensor:
         """E_{k,i} = α FNR_i/max FNR + β FPR_i/max FPR, [K, m]."""

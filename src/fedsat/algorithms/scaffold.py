@@ -76,7 +76,7 @@ class Scaffold(Algorithm):
     def aggregate(self, server: Server, updates: Updates, weights: Tensor) -> Server:
         """Θ as in FedAvg; c ← c + (1/N) Σ_k (c_k⁺ − c_k), over all N clients whatever the weights."""
         moved = super().aggregate(server, updates, weights)
-        changes = self.combination.total(updates.uploads["control_change"], weights)
+        changes = self.aggregator.total(updates.uploads["control_change"], weights)
         control = tree_map(lambda c, sums: c + sums / updates.population, server.memory["control"], changes)
         return replace(moved, memory={"control": control})
 

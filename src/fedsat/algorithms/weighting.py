@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Weighing:
+class ClientWeights:
     """Weights of the round's clients, [K], non-negative with sum 1, and what they were judged by."""
 
     weights: Tensor
@@ -46,7 +46,7 @@ class Weighting:
         """Whether it looks at workers' reports one by one; else their sums would do."""
         return False
 
-    def weigh(self, updates: Updates, counts: ClassCounts | None) -> Weighing:
+    def weigh(self, updates: Updates, counts: ClassCounts | None) -> ClientWeights:
         """The weights of the clients in `updates`; `counts` are the workers' reports, if asked for."""
         raise NotImplementedError
 
@@ -59,11 +59,11 @@ weightings: Registry[Weighting] = Registry("weighting", Weighting)
 class BySamples(Weighting):
     """Every client by its number of samples, n_k/n_S."""
 
-    def weigh(self, updates: Updates, counts: ClassCounts | None) -> Weighing:
+    def weigh(self, updates: Updates, counts: ClassCounts | None) -> ClientWeights:
         """n_k over the sum of the active clients' samples."""
         del counts
         sizes = updates.sizes.to(torch.float64)
-        return Weighing(sizes / sizes.sum())
+        return ClientWeights(sizes / sizes.sum())
 
 
 @weightings.register("uniform")
@@ -71,8 +71,8 @@ class BySamples(Weighting):
 class Uniform(Weighting):
     """Every client alike, 1/|S|."""
 
-    def weigh(self, updates: Updates, counts: ClassCounts | None) -> Weighing:
+    def weigh(self, updates: Updates, counts: ClassCounts | None) -> ClientWeights:
         """1/|S| for each."""
         del counts
         sizes = updates.sizes.to(torch.float64)
-        return Weighing(torch.full_like(sizes, 1 / len(sizes)))
+        return ClientWeights(torch.full_like(sizes, 1 / len(sizes)))

@@ -54,7 +54,7 @@ def train(console: Console, run: Run, label: str | None = None, lines: int | Non
         say(console, f"note: {note}")
     try:
         with Watcher(console, label or config.method, run.training.rounds, config.rounds, lines) as watcher:
-            experiment.carry_on(run, watcher, for_more=label is None)
+            experiment.train(run, watcher, for_more=label is None)
     except (*STOPPED, FedsatError) as end:
         if run.folder is not None and run.folder.path.is_dir():
             again = label is None and run.checkpoints is not None and not isinstance(end, TrainingError)

@@ -20,10 +20,10 @@ from fedsat.cli.screen import Watcher
 from fedsat.cli.training import Out, folder_name
 from fedsat.errors import FedsatError, UsageError
 from fedsat.experiment.config import Config, override
-from fedsat.experiment.record import CONFIG, METRICS, SUMMARY, free_folder, read_metrics, read_summary
+from fedsat.experiment.folder import CONFIG, METRICS, SUMMARY, free_folder, read_metrics, read_summary
 from fedsat.experiment.store import StoredRun
 from fedsat.flower import require_flower
-from fedsat.flower.local import LocalFederation
+from fedsat.flower.processes import LocalFederation
 from fedsat.flower.terms import Terms
 from fedsat.report.tables import run_table
 

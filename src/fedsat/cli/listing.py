@@ -12,19 +12,19 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from fedsat.algorithms import Algorithm, algorithms, combinations, footprint, objectives, weightings
+from fedsat.algorithms import Algorithm, aggregators, algorithms, footprint, objectives, weightings
 from fedsat.cli.data import datasets_table
 from fedsat.data import partitions
-from fedsat.engine import attacks
 from fedsat.errors import UsageError, unknown
 from fedsat.models import FROM_DATA, models
 from fedsat.options import OptionField, Registry, options_of
+from fedsat.rounds import attacks
 
 KINDS: dict[str, Registry[Any]] = {
     "algorithms": algorithms,
     "objectives": objectives,
     "weightings": weightings,
-    "combinations": combinations,
+    "aggregators": aggregators,
     "attacks": attacks,
     "models": models,
     "partitions": partitions,
@@ -43,7 +43,7 @@ def show(
     elif what == "algorithms":
         console.print(footprints_table())
         print_parts(console, algorithms, shared=options_of(Algorithm))
-        say(console, "objectives, weightings and combinations have options of their own: fedsat list objectives, …")
+        say(console, "objectives, weightings and aggregators have options of their own: fedsat list objectives, …")
     elif what in KINDS:
         print_parts(console, KINDS[what])
     else:

@@ -19,7 +19,7 @@ INTERRUPTED = 130
 
 setattr(typer.core, "HAS_RICH", False)  # noqa: B010 (our help is plain; typer 0.20 escapes its brackets otherwise)
 app = typer.Typer(
-    help="Federated learning for clients with imbalanced, rare and missing classes.",
+    help="FederationState learning for clients with imbalanced, rare and missing classes.",
     add_completion=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -20,7 +20,7 @@ from fedsat.cli.batch import Job, carry_out, say
 from fedsat.cli.options import AtOnce, read_settings
 from fedsat.errors import UsageError, unknown
 from fedsat.experiment.config import Config, full_name
-from fedsat.experiment.record import speaking_of, write_whole
+from fedsat.experiment.folder import speaking_of, write_whole
 from fedsat.experiment.store import ONLY_HOW, Shelf, StoredRun, identity
 from fedsat.paper import SCALES, STUDIES, Study, find
 from fedsat.paper.document import spread, write_document

@@ -19,7 +19,7 @@ from fedsat import experiment
 from fedsat.errors import FedsatError, UsageError, in_a_line
 from fedsat.experiment import Run
 from fedsat.experiment.config import Config
-from fedsat.experiment.interrupt import STOPPED, heeding_sigterm
+from fedsat.experiment.interrupt import STOPPED, sigterm_raises
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def open_run(config: Config, begun: Path | None, fresh: Path) -> tuple[Run, Path
     hindered = None
     if begun is not None:
         try:
-            return experiment.take_up(begun), begun
+            return experiment.load_checkpointed(begun), begun
         except FedsatError as error:
             hindered = f"{error}; it begins anew in {fresh}"
     run = experiment.prepare(config, fresh)
@@ -73,7 +73,7 @@ def train_apart(tasks: Sequence[Task], processes: int) -> Iterator[Ended]:
     waiting = iter(tasks)
     running: set[Future[Ended]] = set()
     try:
-        with heeding_sigterm():
+        with sigterm_raises():
             # One task a process: whatever the pool had fetched ahead it would still carry out after Ctrl-C.
             for task in itertools.islice(waiting, processes):
                 running.add(executor.submit(_train, task, threads))
@@ -106,7 +106,7 @@ def _train(task: Task, threads: int) -> Ended:
     try:
         run, folder = open_run(Config.of(task.table), task.begun, task.fresh)
         notes = run.notes
-        experiment.carry_on(run, for_more=False)
+        experiment.train(run, for_more=False)
     except UsageError:
         raise
     except STOPPED:

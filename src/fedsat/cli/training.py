@@ -25,7 +25,7 @@ from fedsat.experiment.config import (
     parse_values,
     setting_names,
 )
-from fedsat.experiment.record import free_folder
+from fedsat.experiment.folder import free_folder
 from fedsat.experiment.store import Shelf, StoredRun, file_name
 from fedsat.report.groups import find_runs, group_runs
 from fedsat.report.tables import comparison_table, run_table
@@ -57,7 +57,7 @@ def resume(
     ] = None,
 ) -> None:
     """Go on with a run from its last checkpoint, as if it had never stopped, or to more rounds."""
-    _carry_out(Console(), experiment.take_up(folder, rounds), folder)
+    _carry_out(Console(), experiment.load_checkpointed(folder, rounds), folder)
 
 
 def _carry_out(console: Console, prepared: Run, folder: Path) -> None:

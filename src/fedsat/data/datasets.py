@@ -15,7 +15,7 @@ from fedsat.data import cache
 from fedsat.data.builtin import FILE
 from fedsat.data.catalog import DATASETS, Arrays, info
 from fedsat.errors import DataError, UsageError
-from fedsat.sampling import Indices
+from fedsat.seeding import Indices
 
 Floats = NDArray[np.float64]
 Moments = tuple[tuple[float, ...], tuple[float, ...]]
@@ -149,15 +149,15 @@ def whole_labels(labels: NDArray[Any], where: str) -> Indices:
 
 
 def load(name: str, *, image_size: int | None = None, seed: int = 0) -> Dataset:
-    """A dataset by name (see `DATASETS`), or from a folder of the user's own (see `fedsat.data.own`).
+    """A dataset by name (see `DATASETS`), or from a folder of the user's own (see `fedsat.data.folders`).
 
     `image_size` resizes a user's image files to squares of that size; `seed` decides which samples are held
     out for testing where a user's data has no test set. Neither concerns the named datasets.
     """
     if name not in DATASETS and _is_path(name):
-        from fedsat.data import own  # noqa: PLC0415 (it builds on this module)
+        from fedsat.data import folders  # noqa: PLC0415 (it builds on this module)
 
-        return own.load_folder(Path(name).expanduser(), image_size=image_size, seed=seed)
+        return folders.load_folder(Path(name).expanduser(), image_size=image_size, seed=seed)
     known = info(name)
     if image_size not in (None, known.input_shape[-1]):
         raise UsageError(f"{name} has images of size {known.input_shape[-1]}; image_size is for folders of image files")

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fedsat.data.datasets import Dataset
 from fedsat.data.partition import Partition, make_partition
 from fedsat.options import Spec
-from fedsat.sampling import Indices
+from fedsat.seeding import Indices
 
 
 @dataclass(frozen=True)

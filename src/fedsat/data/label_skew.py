@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fedsat.data.partition import Beta, Partition, apportion, dirichlet, partitions
 from fedsat.errors import UsageError
 from fedsat.options import Option
-from fedsat.sampling import Indices
+from fedsat.seeding import Indices
 
 Skew = Annotated[
     float, Option("Dirichlet parameter of the proportions in which classes are held; smaller is more uneven", above=0)

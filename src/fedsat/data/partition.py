@@ -20,7 +20,7 @@ from fedsat import options
 from fedsat.data.npy import read_npy
 from fedsat.errors import DataError, UsageError
 from fedsat.options import Option, Registry, Spec
-from fedsat.sampling import Indices, generator
+from fedsat.seeding import Indices, generator
 
 Beta = Annotated[float, Option("β of the Dirichlet distribution; smaller is more uneven", above=0)]
 

@@ -1,28 +1,7 @@
-"""How rounds are carried out. Read `round` first."""
+"""How the clients of a round are computed: one after another, or all at once on one CPU or GPU."""
 
-from fedsat.engine.attacks import Attack, attacks
 from fedsat.engine.choose import EngineName, Precision, make_engine
-from fedsat.engine.local import LocalTraining, TrainedRound
-from fedsat.engine.round import Adversity, Calls, Engine, Federated, PlayedRound, clocked, play_round, start
 from fedsat.engine.sequential import SequentialEngine
 from fedsat.engine.stacked import StackedEngine
 
-__all__ = [
-    "Adversity",
-    "Attack",
-    "Calls",
-    "Engine",
-    "EngineName",
-    "Federated",
-    "LocalTraining",
-    "PlayedRound",
-    "Precision",
-    "SequentialEngine",
-    "StackedEngine",
-    "TrainedRound",
-    "attacks",
-    "clocked",
-    "make_engine",
-    "play_round",
-    "start",
-]
+__all__ = ["EngineName", "Precision", "SequentialEngine", "StackedEngine", "make_engine"]

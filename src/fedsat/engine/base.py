@@ -15,11 +15,11 @@ from fedsat.data import Federation
 from fedsat.engine.capacity import evaluation_batch
 from fedsat.engine.evaluate import Counter
 from fedsat.engine.examples import Examples
-from fedsat.engine.local import LocalTraining
 from fedsat.engine.network import initial_weights
-from fedsat.engine.round import Traffic, count_traffic
 from fedsat.metrics import Assessment, ClassCounts, ClientAccuracy, Evaluation, Floats
-from fedsat.sampling import Indices
+from fedsat.rounds.local import LocalTraining
+from fedsat.rounds.round import Traffic, count_traffic
+from fedsat.seeding import Indices
 from fedsat.tree import State, Tree, expand, tree_map
 
 
@@ -97,7 +97,7 @@ class BaseEngine:
             population=self.federation.clients,
         )
 
-    def measure(self, updates: Updates, workers: Indices) -> ClassCounts:
+    def evaluate_workers(self, updates: Updates, workers: Indices) -> ClassCounts:
         """Each client's model evaluated by its workers (rows of `workers`) on their own samples."""
         counts = []
         for row, nodes in enumerate(workers):
@@ -118,17 +118,17 @@ class BaseEngine:
         owners = np.repeat(np.arange(len(nodes)), [len(indices) for indices in held])
         return torch.from_numpy(np.concatenate(held)).to(self.device), torch.from_numpy(owners).to(self.device)
 
-    def evaluate(self, model: Model) -> Evaluation:
+    def test(self, model: Model) -> Evaluation:
         """The global model on the test set."""
         with tuned_kernels():
             return self.test_counter.evaluate(model)
 
-    def assess(self, models: Sequence[Model], client_accuracy: ClientAccuracy) -> list[Assessment]:
+    def evaluate(self, models: Sequence[Model], client_accuracy: ClientAccuracy) -> list[Assessment]:
         """Global models on the test set, and every client's accuracy with each."""
-        return [self._assess(model, client_accuracy) for model in models]
+        return [self._evaluate_model(model, client_accuracy) for model in models]
 
-    def _assess(self, model: Model, client_accuracy: ClientAccuracy) -> Assessment:
-        evaluation = self.evaluate(model)
+    def _evaluate_model(self, model: Model, client_accuracy: ClientAccuracy) -> Assessment:
+        evaluation = self.test(model)
         if client_accuracy == "expected":
             return evaluation, evaluation.expected_client_accuracy(self.class_mixes)
         stacked = Model(expand(model.params, 1), expand(model.buffers, 1))
@@ -142,6 +142,6 @@ class BaseEngine:
         """What a real federation would have moved."""
         return count_traffic(self.algorithm, server, called, answered, updates, counts)
 
-    def remarks(self) -> dict[str, Any]:
+    def notes(self) -> dict[str, Any]:
         """Nothing: the round itself says who did not answer."""
         return {}

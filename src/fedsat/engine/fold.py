@@ -21,9 +21,9 @@ from torch.nn import functional
 
 from fedsat.algorithms import Outputs
 from fedsat.engine.kernels import triton_module
+from fedsat.engine.kernels.quick import QuickAvgPool2d, QuickTanh
 from fedsat.engine.network import Aside, Factors, last_layer_input
 from fedsat.engine.norms import FoldedBatchNorm, FoldedBatchNormRelu, FoldedGroupNorm, FoldedGroupNormRelu
-from fedsat.engine.quick import QuickAvgPool2d, QuickTanh
 from fedsat.models.norms import BatchNormRelu, GroupNormRelu
 from fedsat.tree import Tree
 

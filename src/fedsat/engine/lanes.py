@@ -15,7 +15,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsat.sampling import Indices
+from fedsat.seeding import Indices
 
 Kind = TypeVar("Kind", bound=np.generic)
 

@@ -11,9 +11,10 @@ from fedsat.algorithms import Algorithm, Batch, LocalResult, Model, Server, Task
 from fedsat.data import Federation
 from fedsat.engine.base import BaseEngine
 from fedsat.engine.examples import PAD
-from fedsat.engine.local import LocalTraining, TrainedRound, meter, new_meters
 from fedsat.engine.network import ModuleNetwork
-from fedsat.sampling import Indices, batch_order, crops_and_flips, generator
+from fedsat.rounds.local import LocalTraining, TrainedRound, meter, new_meters
+from fedsat.rounds.sampling import batch_order, crops_and_flips
+from fedsat.seeding import Indices, generator
 from fedsat.tree import State, Tree, tree_map
 
 

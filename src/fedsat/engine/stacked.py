@@ -22,10 +22,11 @@ from fedsat.engine.evaluate import Counter, GraphedCounter
 from fedsat.engine.examples import PAD, Examples
 from fedsat.engine.graphs import GraphedSteps
 from fedsat.engine.lanes import Seat, batch_rows, lane_table, seat_clients, stretches
-from fedsat.engine.local import LocalTraining, TrainedRound, new_meters
 from fedsat.engine.steps import EagerSteps, Lanes, Plan, StackedNetwork, Steps, stepping_task
 from fedsat.metrics import ClassCounts
-from fedsat.sampling import Indices, batch_order, crops_and_flips, generator
+from fedsat.rounds.local import LocalTraining, TrainedRound, new_meters
+from fedsat.rounds.sampling import batch_order, crops_and_flips
+from fedsat.seeding import Indices, generator
 from fedsat.tree import State, Tree, concatenate, expand, tree_map
 
 logger = logging.getLogger(__name__)
@@ -58,10 +59,10 @@ class StackedEngine(BaseEngine):
             return plain
         return GraphedCounter(plain.network, plain.examples, plain.classes, plain.batch)
 
-    def measure(self, updates: Updates, workers: Indices) -> ClassCounts:
+    def evaluate_workers(self, updates: Updates, workers: Indices) -> ClassCounts:
         """Each client's model evaluated by its workers; on a CPU side by side, as they were trained."""
         if self.device.type == "cuda":
-            return super().measure(updates, workers)
+            return super().evaluate_workers(updates, workers)
         samples, owners = zip(*(self.samples_of(nodes) for nodes in workers), strict=True)
         return ClassCounts.from_confusion(
             self.train_counter.count_each(updates.model, samples, owners, workers.shape[1])

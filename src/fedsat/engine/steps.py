@@ -15,9 +15,9 @@ from fedsat.algorithms import Batch, Model, Network, Outputs, Task
 from fedsat.algorithms.base import gradient
 from fedsat.engine.base import BaseEngine
 from fedsat.engine.lanes import Stretch
-from fedsat.engine.local import meter
 from fedsat.engine.network import Factors
 from fedsat.errors import UsageError
+from fedsat.rounds.local import meter
 from fedsat.tree import State, Tree, tree_map
 
 

@@ -3,7 +3,7 @@
 A checkpoint is two files in the run's folder `checkpoints`: `round-000020.safetensors` with every tensor, and
 `round-000020.json`, written last, with everything else, the checksum of the tensors, how far `metrics.jsonl` went
 and its checksum then, and its own checksum. The two newest checkpoints are kept. Nothing random is stored: whatever
-is drawn is a function of seed, round and client (see `fedsat.sampling`).
+is drawn is a function of seed, round and client (see `fedsat.rounds.sampling`).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import torch
 
 from fedsat import lock
 from fedsat.algorithms import Model, Server
-from fedsat.engine import Federated
 from fedsat.errors import FedsatError, UsageError
-from fedsat.experiment.record import METRICS, Reach, speaking_of, sync_folder, whole, write_whole
+from fedsat.experiment.folder import METRICS, Reach, speaking_of, sync_folder, whole, write_whole
 from fedsat.experiment.tensors import flatten, nest, read_tensors, write_tensors
 from fedsat.metrics import Evaluation, Floats
+from fedsat.rounds import FederationState
 from fedsat.tree import nbytes
 
 FOLDER, LOCK = "checkpoints", "lock"
@@ -41,10 +41,10 @@ FIRST_GUESS = 1 / 200e6
 
 
 @dataclass(frozen=True)
-class Standing:
+class RunState:
     """Where a run stands after a round: what the next one depends on, and what is still to be reported."""
 
-    training: Federated
+    training: FederationState
     evaluation: Evaluation | None = None
     client_accuracies: Floats | None = None
     """Every client's accuracy at the last evaluation."""
@@ -58,7 +58,7 @@ class Standing:
 class Checkpoint:
     """A run put away: where it stands, and what it must find again to go on in the same way."""
 
-    standing: Standing
+    state: RunState
     reach: Reach
     config: dict[str, Any]
     """The complete configuration as plain values."""
@@ -114,33 +114,33 @@ class Checkpoints:
     def __del__(self) -> None:
         self.release()
 
-    def due(self, training: Federated) -> bool:
+    def due(self, training: FederationState) -> bool:
         """Whether a checkpoint is to be written now."""
         if self._every is not None:
             return training.rounds % self._every == 0
         return training.rounds % EVERY == 0 and self._affordable(training, SHARE)
 
-    def due_at_the_end(self, training: Federated) -> bool:
+    def due_at_the_end(self, training: FederationState) -> bool:
         """Whether a run that is completed is to leave a checkpoint."""
         short = self._expected(training) <= LAST_SECONDS
         return self._every is not None or short or self._affordable(training, LAST_SHARE)
 
-    def _affordable(self, training: Federated, share: float) -> bool:
+    def _affordable(self, training: FederationState, share: float) -> bool:
         """Whether all checkpoints and one more take no more than a share of the time since the run began or went on."""
         return self._spent + self._expected(training) <= share * (time.monotonic() - self._began)
 
-    def _expected(self, training: Federated) -> float:
+    def _expected(self, training: FederationState) -> float:
         """Seconds that one more checkpoint is thought to take."""
         return self._seconds_per_byte * _size(training)
 
     def write(self, checkpoint: Checkpoint) -> None:
         """Put a run away, all or nothing, and let go of all but the newest two checkpoints."""
-        rounds = checkpoint.standing.training.rounds
+        rounds = checkpoint.state.training.rounds
         if rounds == self._written:
             return
         began = time.monotonic()
         with speaking_of(self.folder):
-            tensors, empty = flatten(_tensors(checkpoint.standing))
+            tensors, empty = flatten(_tensors(checkpoint.state))
             with whole(self.folder / _name(rounds, "safetensors")) as file:
                 digest = write_tensors(file, tensors)
             body = _body(checkpoint) | {"empty": empty, "tensors": digest}
@@ -150,7 +150,7 @@ class Checkpoints:
         self.keep(self.rounds()[:KEPT])
         taken = time.monotonic() - began
         self._spent += taken
-        self._seconds_per_byte = taken / _size(checkpoint.standing.training)
+        self._seconds_per_byte = taken / _size(checkpoint.state.training)
 
     def rounds(self) -> list[int]:
         """The rounds after which there is a checkpoint, whole or not, newest first."""
@@ -201,7 +201,7 @@ def checkpointed_rounds(run: Path) -> list[int]:
     return sorted((int(stem) for stem in stems if stem.isdecimal()), reverse=True)
 
 
-def _size(training: Federated) -> int:
+def _size(training: FederationState) -> int:
     """Bytes that a training holds between rounds."""
     model = training.server.model
     states = [tree for state in training.states.values() for tree in state.values()]
@@ -216,35 +216,35 @@ def _checksum(body: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
-def _tensors(standing: Standing) -> dict[str, Any]:
+def _tensors(state: RunState) -> dict[str, Any]:
     """Every tensor of a run, by what it is."""
-    training, evaluation = standing.training, standing.evaluation
+    training, evaluation = state.training, state.evaluation
     tensors: dict[str, Any] = {
         "model": vars(training.server.model),
         "memory": training.server.memory,
         "clients": {str(client): state for client, state in training.states.items()},
     }
     for name in ("best", "averaged"):
-        if (model := getattr(standing, name)) is not None:
+        if (model := getattr(state, name)) is not None:
             tensors[name] = vars(model)
-    if evaluation is not None and standing.client_accuracies is not None:
+    if evaluation is not None and state.client_accuracies is not None:
         tensors["confusion"] = torch.from_numpy(evaluation.confusion)
-        tensors["client_accuracies"] = torch.from_numpy(standing.client_accuracies)
+        tensors["client_accuracies"] = torch.from_numpy(state.client_accuracies)
     return tensors
 
 
 def _body(checkpoint: Checkpoint) -> dict[str, Any]:
     """Everything of a checkpoint that is not a tensor."""
-    standing, reach = checkpoint.standing, checkpoint.reach
+    state, reach = checkpoint.state, checkpoint.reach
     return {
         "format": FORMAT,
-        "round": standing.training.rounds,
+        "round": state.training.rounds,
         "config": checkpoint.config,
         "federation": checkpoint.federation,
         "lanes": checkpoint.lanes,
         "metrics": {"size": reach.size, "sha256": reach.digest.hexdigest()},
-        "best_accuracy": standing.best_accuracy,
-        "test_loss": None if standing.evaluation is None else standing.evaluation.loss,
+        "best_accuracy": state.best_accuracy,
+        "test_loss": None if state.evaluation is None else state.evaluation.loss,
         "made_with": checkpoint.made_with,
     }
 
@@ -267,12 +267,12 @@ def _checkpoint(body: dict[str, Any], tensors: dict[str, Any], reach: Reach) -> 
     server = Server(Model(**tensors["model"]), tensors["memory"])
     states = {int(client): state for client, state in tensors["clients"].items()}
     evaluated = "confusion" in tensors
-    standing = Standing(
-        training=Federated(server, states, body["round"]),
+    state = RunState(
+        training=FederationState(server, states, body["round"]),
         evaluation=Evaluation(tensors["confusion"].cpu().numpy(), body["test_loss"]) if evaluated else None,
         client_accuracies=tensors["client_accuracies"].cpu().numpy() if evaluated else None,
         best=Model(**tensors["best"]) if "best" in tensors else None,
         best_accuracy=body["best_accuracy"],
         averaged=Model(**tensors["averaged"]) if "averaged" in tensors else None,
     )
-    return Checkpoint(standing, reach, body["config"], body["federation"], body["lanes"], body["made_with"])
+    return Checkpoint(state, reach, body["config"], body["federation"], body["lanes"], body["made_with"])

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from fedsat.algorithms import Algorithm, FedSat, algorithms, combinations
+from fedsat.algorithms import Algorithm, FedSat, aggregators, algorithms
 from fedsat.data import Partition, partitions
-from fedsat.engine import Attack, EngineName, Precision, attacks
+from fedsat.engine import EngineName, Precision
 from fedsat.errors import UsageError, unknown
 from fedsat.models import FROM_DATA, models
 from fedsat.options import Option, OptionField, Registry, check, options_of
+from fedsat.rounds import Attack, attacks
 
 PARTS: dict[str, Registry[Any]] = {"partition": partitions, "model": models, "algorithm": algorithms, "attack": attacks}
 """The parts of a run that have a name and options of their own: tables of the file."""
@@ -94,7 +95,7 @@ class Config:
         """The method's name, with the parts that were put on or left off: `fedsat`, `fedavg+psl`, `fedsat-pwa`."""
         name = algorithms.name_of(self.algorithm)
         usual = algorithms.options(name)
-        for kind in ("objective", "weighting", "combination"):
+        for kind in ("objective", "weighting", "aggregator"):
             registry = usual[kind].option.among
             used, default = getattr(self.algorithm, kind), usual[kind].default
             if registry is not None and type(used) is not type(default):
@@ -151,7 +152,7 @@ def read(path: Path) -> dict[str, Any]:
         raise UsageError(f"cannot read the configuration {path}: {error}") from error
 
 
-LEVELS = {"partition": 0, "model": 0, "algorithm": 0, "attack": 0, "objective": 1, "weighting": 1, "combination": 1}
+LEVELS = {"partition": 0, "model": 0, "algorithm": 0, "attack": 0, "objective": 1, "weighting": 1, "aggregator": 1}
 """Parts, outer ones first: naming another part brings other options, so parts are put in before their options."""
 
 
@@ -244,13 +245,13 @@ def _nested_paths(
 PLACES = {
     "psl": ("objective", "cross-entropy"),
     "pwa": ("weighting", "samples"),
-    **{name: ("combination", "mean") for name in combinations if name != "mean"},
+    **{name: ("aggregator", "mean") for name in aggregators if name != "mean"},
 }
 """Parts that can be put on any method: where each goes, and what stands there without it."""
 
 
 def switch_parts(table: Mapping[str, Any], on: Iterable[str], off: Iterable[str]) -> dict[str, Any]:
-    """Put a loss, weights or a combination on a method (see `PLACES`), or take one off (also FedSat's `correction`)."""
+    """Put a loss, weights or an aggregator on a method (see `PLACES`), or take one off (also FedSat's `correction`)."""
     table = complete(table)
     method = table["algorithm"]
     for part in on:

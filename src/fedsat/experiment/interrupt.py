@@ -20,7 +20,7 @@ STOPPED = (KeyboardInterrupt, SystemExit)
 
 
 @contextmanager
-def heeding_sigterm() -> Iterator[None]:
+def sigterm_raises() -> Iterator[None]:
     """Let SIGTERM raise `Terminated` here, unless the program has its own way with it or we are in another thread."""
 
     def stop(*_: object) -> None:

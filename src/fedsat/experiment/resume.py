@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from fedsat.engine import start
 from fedsat.errors import FedsatError, UsageError
-from fedsat.experiment.checkpoint import FOLDER, Checkpoint, Checkpoints, DamagedError, Standing, checkpointed_rounds
+from fedsat.experiment.checkpoint import FOLDER, Checkpoint, Checkpoints, DamagedError, RunState, checkpointed_rounds
 from fedsat.experiment.config import Config, complete, read
-from fedsat.experiment.record import (
+from fedsat.experiment.environment import environment, pick_device
+from fedsat.experiment.folder import (
     BEST_MODEL,
     CONFIG,
     METRICS,
@@ -27,15 +27,15 @@ from fedsat.experiment.record import (
     write_whole,
 )  # fmt: skip
 from fedsat.experiment.run import Run, Setup
-from fedsat.experiment.surroundings import pick_device, surroundings
+from fedsat.rounds import start
 from fedsat.tree import Tree
 
 MAY_CHANGE = ("rounds", "checkpoint_every")
 """Settings that do not enter the rounds already played."""
 
 
-def take_up(path: Path, rounds: int | None = None) -> Run:
-    """The run in `path` as it was at its last checkpoint, ready to `carry_on`; `rounds` is its new number of rounds.
+def load_checkpointed(path: Path, rounds: int | None = None) -> Run:
+    """The run in `path` as it was at its last checkpoint, ready to `train`; `rounds` is its new number of rounds.
 
     Rounds that were recorded after the checkpoint are cut off and will be played again. A run that was ended before
     its first checkpoint begins again.
@@ -53,13 +53,13 @@ def take_up(path: Path, rounds: int | None = None) -> Run:
     checkpoint, notes = _newest(checkpoints, pick_device(wanted.device))
     if checkpoint is None:
         setup = Setup.of(wanted)
-        run = Run(setup, Standing(start(setup.engine)), RunFolder(path, Reach.of(b"")), checkpoints)
+        run = Run(setup, RunState(start(setup.engine)), RunFolder(path, Reach.of(b"")), checkpoints)
     else:
         _check_config(path, wanted, checkpoint)
         setup = Setup.of(wanted)
         _check_setup(path, setup, checkpoint)
         metrics = parse_metrics((path / METRICS).read_bytes()[: checkpoint.reach.size], path / METRICS)
-        run = Run(setup, checkpoint.standing, RunFolder(path, checkpoint.reach), checkpoints, metrics)
+        run = Run(setup, checkpoint.state, RunFolder(path, checkpoint.reach), checkpoints, metrics)
     if run.training.rounds > wanted.rounds:
         raise UsageError(f"{path} has played {run.training.rounds} rounds already; --rounds must be more")
     _take_back(run)
@@ -109,11 +109,11 @@ def _check_setup(path: Path, setup: Setup, checkpoint: Checkpoint) -> None:
     """Refuse to go on with other data or another network, and be as before in what decides the last digits."""
     if checkpoint.federation != setup.fingerprint:
         raise UsageError(f"{path} cannot go on: the data, or who holds them, have changed since its last checkpoint")
-    kept, now = checkpoint.standing.training.server.model, setup.engine.initial_model
+    kept, now = checkpoint.state.training.server.model, setup.engine.initial_model
     if _shapes(kept.params) != _shapes(now.params) or _shapes(kept.buffers) != _shapes(now.buffers):
         raise UsageError(f"{path} cannot go on: the model {setup.config.model['name']} has other weights now")
     _same_width(setup, checkpoint.lanes)
-    made, here = checkpoint.made_with, surroundings(setup.device)
+    made, here = checkpoint.made_with, environment(setup.device)
     moved = [key for key in ("fedsat", "torch", "device", "threads") if made.get(key) != here[key]]
     if moved:
         told = ", ".join(f"{key} was {made.get(key)} and is {here[key]}" for key in moved)
@@ -153,8 +153,8 @@ def _take_back(run: Run) -> None:
         write_whole(path / CONFIG, run.setup.config.to_toml().encode())
         (path / SUMMARY).unlink(missing_ok=True)
     run.folder.settle()
-    if run.standing.best is not None:
-        run.folder.save_model(run.standing.best, BEST_MODEL)
+    if run.state.best is not None:
+        run.folder.save_model(run.state.best, BEST_MODEL)
     else:
         (path / BEST_MODEL).unlink(missing_ok=True)
     run.checkpoints.keep([rounds for rounds in run.checkpoints.rounds() if rounds <= run.training.rounds])

@@ -12,28 +12,18 @@ import torch
 
 from fedsat import data
 from fedsat.algorithms import Model
-from fedsat.engine import (
-    Adversity,
-    Calls,
-    Engine,
-    Federated,
-    LocalTraining,
-    attacks,
-    clocked,
-    make_engine,
-    play_round,
-    start,
-)
+from fedsat.engine import make_engine
 from fedsat.errors import FedsatError, UsageError
 from fedsat.experiment.average import running_mean
-from fedsat.experiment.checkpoint import KEPT, Checkpoint, Checkpoints, Standing
+from fedsat.experiment.checkpoint import KEPT, Checkpoint, Checkpoints, RunState
 from fedsat.experiment.config import Config
-from fedsat.experiment.interrupt import STOPPED, heeding_sigterm
-from fedsat.experiment.numbers import evaluation_line, known, round_line, summarise
-from fedsat.experiment.record import AVERAGED_MODEL, BEST_MODEL, RunFolder
-from fedsat.experiment.surroundings import pick_device, surroundings
+from fedsat.experiment.environment import environment, pick_device
+from fedsat.experiment.folder import AVERAGED_MODEL, BEST_MODEL, RunFolder
+from fedsat.experiment.interrupt import STOPPED, sigterm_raises
+from fedsat.experiment.summary import evaluation_line, known, round_line, summarise
 from fedsat.models import build_model
-from fedsat.sampling import draw_attackers
+from fedsat.rounds import Engine, Faults, FederationState, LocalTraining, Sampling, attacks, run_round, start, timed
+from fedsat.rounds.sampling import draw_attackers
 
 
 @dataclass(frozen=True)
@@ -47,7 +37,7 @@ class Setup:
     engine: Engine
     device: torch.device
     notes: list[str]
-    adversity: Adversity
+    faults: Faults
 
     @property
     def fingerprint(self) -> str:
@@ -73,8 +63,8 @@ class Setup:
         engine, note = make_engine(config.engine, module, played, config.algorithm, training, device, config.precision)
         engine.class_mixes = federation.class_counts
         notes = [text for text in (dataset.note, note) if text]
-        adversity = Adversity(config.dropout, config.max_norm, config.attack, attackers)
-        return Setup(config, federation, engine, device, notes, adversity)
+        faults = Faults(config.dropout, config.max_norm, config.attack, attackers)
+        return Setup(config, federation, engine, device, notes, faults)
 
 
 @dataclass
@@ -82,16 +72,16 @@ class Run:
     """A run in progress or ended: its metrics, one entry a round, and where it stands."""
 
     setup: Setup
-    standing: Standing
+    state: RunState
     """Replaced as a whole at the end of a round, so that an interruption never finds half a round in it."""
     folder: RunFolder | None = None
     checkpoints: Checkpoints | None = None
     metrics: list[dict[str, Any]] = field(default_factory=list)
 
     @property
-    def training(self) -> Federated:
+    def training(self) -> FederationState:
         """Where the training stands."""
-        return self.standing.training
+        return self.state.training
 
     @property
     def model(self) -> Model:
@@ -108,7 +98,7 @@ class Run:
             notes.append(f"{config.workers} workers are asked for; a client and all nodes not called make {nodes}")
         if federation is None:
             return notes
-        attackers = len(self.setup.adversity.attackers)
+        attackers = len(self.setup.faults.attackers)
         if attackers:
             notes.append(
                 f"{attackers} of {federation.clients} clients are malicious ({attacks.name_of(config.attack)})"
@@ -126,22 +116,22 @@ class Run:
 
         An error or an interruption on the way leaves the run as it was before the round.
         """
-        config, engine, before = self.setup.config, self.setup.engine, self.standing
+        config, engine, before = self.setup.config, self.setup.engine, self.state
         training = replace(before.training, states=dict(before.training.states))
-        calls = Calls(config.per_round, config.workers, config.seed)
-        played = play_round(engine, training, calls, self.setup.adversity)
+        calls = Sampling(config.per_round, config.workers, config.seed)
+        played = run_round(engine, training, calls, self.setup.faults)
         line, after = round_line(played), replace(before, training=training)
         if config.average:
             averaged = running_mean(before.averaged, training.server.model, played.number, config.average)
             after = replace(after, averaged=averaged)
         if played.number % config.evaluate_every == 0 or played.number == config.rounds:
-            with clocked(played.seconds, "evaluate", engine.device):
+            with timed(played.seconds, "evaluate", engine.device):
                 measured, after = self._evaluate(after)
                 line |= measured
-        line |= engine.remarks()
+        line |= engine.notes()
         line["seconds"] = {name: round(spent, 6) for name, spent in played.seconds.items()}
         self.metrics.append(line)
-        self.standing = after
+        self.state = after
         self._keep(better=after.best is not before.best)
         return line
 
@@ -149,12 +139,12 @@ class Run:
         """Write what a round has brought, and a checkpoint if it is time."""
         if self.folder is not None:
             self.folder.record(self.metrics)
-            if better and self.standing.best is not None:
-                self.folder.save_model(self.standing.best, BEST_MODEL)
+            if better and self.state.best is not None:
+                self.folder.save_model(self.state.best, BEST_MODEL)
         if self.checkpoints is not None and self.checkpoints.due(self.training):
-            self.put_away()
+            self.save_checkpoint()
 
-    def put_away(self) -> None:
+    def save_checkpoint(self) -> None:
         """Write a checkpoint of the run as it stands, if it has a folder and is to have checkpoints."""
         setup = self.setup
         if self.folder is None or self.checkpoints is None or setup.federation is None:
@@ -162,28 +152,28 @@ class Run:
         self.folder.settle()
         self.checkpoints.write(
             Checkpoint(
-                standing=self.standing,
+                state=self.state,
                 reach=self.folder.reach,
                 config=setup.config.table(),
                 federation=setup.fingerprint,
                 lanes=getattr(setup.engine, "lanes", 1),
-                made_with=surroundings(setup.device),
+                made_with=environment(setup.device),
             )
         )
 
-    def _evaluate(self, standing: Standing) -> tuple[dict[str, Any], Standing]:
+    def _evaluate(self, state: RunState) -> tuple[dict[str, Any], RunState]:
         """What an evaluated round adds to its line, and where the run stands with it; the best model is put aside."""
-        engine, server = self.setup.engine, standing.training.server
+        engine, server = self.setup.engine, state.training.server
         others = engine.algorithm.reported_models(server)
-        if standing.averaged is not None:
-            others = {**others, "averaged": standing.averaged}
-        first, *rest = engine.assess([server.model, *others.values()], self.setup.config.client_accuracy)
+        if state.averaged is not None:
+            others = {**others, "averaged": state.averaged}
+        first, *rest = engine.evaluate([server.model, *others.values()], self.setup.config.client_accuracy)
         evaluation, accuracies = first
-        standing = replace(standing, evaluation=evaluation, client_accuracies=accuracies)
-        if evaluation.accuracy > standing.best_accuracy:
-            standing = replace(standing, best=server.model, best_accuracy=evaluation.accuracy)
+        state = replace(state, evaluation=evaluation, client_accuracies=accuracies)
+        if evaluation.accuracy > state.best_accuracy:
+            state = replace(state, best=server.model, best_accuracy=evaluation.accuracy)
         lines = {name: evaluation_line(*assessed) for name, assessed in zip(others, rest, strict=True)}
-        return evaluation_line(*first) | ({"models": lines} if lines else {}), standing
+        return evaluation_line(*first) | ({"models": lines} if lines else {}), state
 
     def close(self, status: str, error: str | None = None, *, for_more: bool = True) -> None:
         """Write the last files; `status` is completed, interrupted or failed.
@@ -197,11 +187,11 @@ class Run:
         self.folder.record(self.metrics)
         self.folder.settle()
         if status == "interrupted" or (status == "completed" and for_more and self._affords_a_last_checkpoint()):
-            self.put_away()
-        if self.standing.best is not None:
-            self.folder.save_model(self.standing.best, BEST_MODEL)
-        if self.standing.averaged is not None:
-            self.folder.save_model(self.standing.averaged, AVERAGED_MODEL)
+            self.save_checkpoint()
+        if self.state.best is not None:
+            self.folder.save_model(self.state.best, BEST_MODEL)
+        if self.state.averaged is not None:
+            self.folder.save_model(self.state.averaged, AVERAGED_MODEL)
         self.folder.finish(self._told(status, error), self.model)
         if self.checkpoints is not None:
             self.checkpoints.end(keep=KEPT if status != "completed" else 1 if for_more else 0)
@@ -211,16 +201,16 @@ class Run:
 
     def _told(self, status: str, error: str | None) -> dict[str, Any]:
         """What `summary.json` holds."""
-        standing = self.standing
+        state = self.state
         summary: dict[str, Any] = {"status": status, **({"error": error} if error else {})}
         summary |= {"method": self.setup.config.method, **self.summary}
-        if standing.evaluation is not None and standing.client_accuracies is not None:
-            summary["confusion"] = standing.evaluation.confusion.tolist()
-            summary["client_accuracies"] = known(standing.client_accuracies.round(4))
+        if state.evaluation is not None and state.client_accuracies is not None:
+            summary["confusion"] = state.evaluation.confusion.tolist()
+            summary["client_accuracies"] = known(state.client_accuracies.round(4))
         summary["class_names"] = list(self.setup.engine.class_names)
         if self.setup.federation is None:
             summary["data"] = "on the nodes"
-        summary["made_with"] = surroundings(self.setup.device)
+        summary["made_with"] = environment(self.setup.device)
         return summary
 
 
@@ -231,21 +221,21 @@ OnRound = Callable[[Run, dict[str, Any]], None]
 def prepare(config: Config, out: Path | None = None) -> Run:
     """A run before its first round. With `out` its files are written there as it goes."""
     setup = Setup.of(config)
-    standing = Standing(start(setup.engine))
+    state = RunState(start(setup.engine))
     if out is None:
-        return Run(setup, standing)
+        return Run(setup, state)
     folder = RunFolder.create(out, config.to_toml())
-    return Run(setup, standing, folder, Checkpoints.of(out, config.checkpoint_every))
+    return Run(setup, state, folder, Checkpoints.of(out, config.checkpoint_every))
 
 
-def carry_on(run: Run, on_round: OnRound | None = None, *, for_more: bool = True) -> Run:
+def train(run: Run, on_round: OnRound | None = None, *, for_more: bool = True) -> Run:
     """Play the rounds that are left, calling `on_round` after each.
 
     When training fails or is interrupted (Ctrl-C, SIGTERM), the files are finished with what was good so far, and the
     error goes on. `for_more` leaves a checkpoint at the end, from which `resume` can go on to more rounds.
     """
     try:
-        with heeding_sigterm():
+        with sigterm_raises():
             while run.training.rounds < run.setup.config.rounds:
                 line = run.play()
                 if on_round is not None:

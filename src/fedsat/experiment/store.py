@@ -13,8 +13,8 @@ from typing import Any
 from fedsat.errors import UsageError
 from fedsat.experiment.checkpoint import checkpointed_rounds
 from fedsat.experiment.config import Config, complete, read
-from fedsat.experiment.numbers import summarise
-from fedsat.experiment.record import CONFIG, METRICS, SUMMARY, free_folder, read_metrics, read_summary
+from fedsat.experiment.folder import CONFIG, METRICS, SUMMARY, free_folder, read_metrics, read_summary
+from fedsat.experiment.summary import summarise
 
 ONLY_HOW = ("engine", "device", "checkpoint_every")
 """Settings that say how a run is computed and not what: they change the last digits and the time, nothing else."""

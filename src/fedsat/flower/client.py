@@ -15,9 +15,9 @@ from flwr.clientapp import ClientApp
 
 from fedsat.algorithms import Model
 from fedsat.data.datasets import mean_and_variance
-from fedsat.engine import LocalTraining, SequentialEngine
+from fedsat.engine import SequentialEngine
 from fedsat.experiment.config import Config
-from fedsat.experiment.surroundings import pick_device
+from fedsat.experiment.environment import pick_device
 from fedsat.flower import masks
 from fedsat.flower.memory import Memory
 from fedsat.flower.messages import (
@@ -35,6 +35,7 @@ from fedsat.flower.node_data import NodeConfig, federation_of, load_share, numbe
 from fedsat.flower.records import Message
 from fedsat.metrics import ClassCounts, expected_accuracy
 from fedsat.models import build_model
+from fedsat.rounds import LocalTraining
 from fedsat.tree import Tree, expand, tree_map
 
 app = ClientApp()
@@ -111,7 +112,7 @@ def evaluate(message: FlowerMessage, context: Context) -> FlowerMessage:
         right = [int(correct.sum()) / int(labels.sum()) for _, correct, labels in counts]
         results = {"accuracy": torch.tensor(right, dtype=torch.float64)}
     else:
-        held_out = [engine.evaluate(model) for model in models]
+        held_out = [engine.test(model) for model in models]
         results = {
             "accuracy": torch.tensor([one.accuracy for one in held_out], dtype=torch.float64),
             "confusion": torch.stack([torch.from_numpy(one.confusion) for one in held_out]),

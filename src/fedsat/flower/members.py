@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from fedsat.flower.checks import RefusedError, check_moments
 from fedsat.flower.exchange import Answer, Exchange, Failure
 from fedsat.flower.messages import Card, Hello
 from fedsat.flower.records import Message, MessageError
-from fedsat.flower.refusal import RefusedError, check_moments
 
 log = logging.getLogger("flwr")
 """Flower shows its own log to whoever started the run."""
@@ -46,7 +46,7 @@ class Members:
     _asked: set[int] = field(default_factory=set)
     _queue: dict[int, Card] = field(default_factory=dict)
     _silent: set[int] = field(default_factory=set)
-    _remarks: list[dict[str, Any]] = field(default_factory=list)
+    _notes: list[dict[str, Any]] = field(default_factory=list)
 
     def ask(
         self,
@@ -72,17 +72,17 @@ class Members:
 
     def remark(self, client: int | None, stage: str, what: str) -> None:
         """Put a word about a client, or about a node that is none yet, into the log and the record of this round."""
-        self._remarks.append({"client": client, "stage": stage, "why": what})
+        self._notes.append({"client": client, "stage": stage, "why": what})
         log.warning("round %d, %s: %s%s", self.round, stage, "" if client is None else f"client {client}: ", what)
 
-    def take_remarks(self) -> list[dict[str, Any]]:
-        """The remarks since they were last taken."""
-        taken, self._remarks = self._remarks, []
+    def take_notes(self) -> list[dict[str, Any]]:
+        """The notes since they were last taken."""
+        taken, self._notes = self._notes, []
         return taken
 
     def last_words(self, clients: Iterable[int]) -> str:
         """What was last remarked of each of these clients, as one text."""
-        said = {remark["client"]: remark["why"] for remark in self._remarks}
+        said = {remark["client"]: remark["why"] for remark in self._notes}
         return "; ".join(f"client {client}: {said[client]}" for client in clients if client in said)
 
     def refresh(self) -> None:

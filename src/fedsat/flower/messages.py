@@ -6,7 +6,7 @@
     evaluate  global models, or their recalls                   -> the node's accuracy        (evaluate)
 
 `fedsat.flower.records` is their encoding and its version; whether the numbers in an answer make sense is judged in
-`fedsat.flower.refusal`.
+`fedsat.flower.checks`.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ import numpy as np
 
 from fedsat import data
 from fedsat.data.catalog import DATASETS
-from fedsat.data.own import hold_out, load_folder
+from fedsat.data.folders import hold_out, load_folder
 from fedsat.errors import DataError, UsageError
 from fedsat.experiment.config import Config
 from fedsat.flower.messages import RunSpec

@@ -12,17 +12,17 @@ import torch
 
 from fedsat.algorithms import Algorithm, Model, Server, Updates
 from fedsat.algorithms.footprint import rehearse
-from fedsat.engine import TrainedRound
-from fedsat.engine.round import Traffic
 from fedsat.errors import TrainingError
 from fedsat.experiment.config import Config
+from fedsat.flower.checks import RefusedError, check_accuracies, check_confusion, check_counts, check_update
 from fedsat.flower.members import Members
 from fedsat.flower.messages import Evaluate, Evaluated, RunSpec, Train, Trained
-from fedsat.flower.refusal import RefusedError, check_accuracies, check_confusion, check_counts, check_update
 from fedsat.flower.terms import Terms
-from fedsat.flower.workers import Workers
+from fedsat.flower.worker_round import Workers
 from fedsat.metrics import Assessment, ClassCounts, ClientAccuracy, Evaluation
-from fedsat.sampling import Indices
+from fedsat.rounds import TrainedRound
+from fedsat.rounds.round import Traffic
+from fedsat.seeding import Indices
 from fedsat.tree import State, Tree
 
 log = logging.getLogger("flwr")
@@ -128,7 +128,7 @@ class RemoteEngine:
         gathered = list(trees)
         return {name: torch.stack([tree[name] for tree in gathered]).to(self.device) for name in gathered[0]}
 
-    def measure(self, updates: Updates, workers: Indices) -> ClassCounts:
+    def evaluate_workers(self, updates: Updates, workers: Indices) -> ClassCounts:
         """Each client's model evaluated by its workers."""
         before = self._exchange.down + self._exchange.up
         models = {
@@ -144,7 +144,7 @@ class RemoteEngine:
         predicted, correct, labels = counts.to(self.device).unbind(2)
         return ClassCounts(predicted, correct, labels)
 
-    def assess(self, models: Sequence[Model], client_accuracy: ClientAccuracy) -> list[Assessment]:
+    def evaluate(self, models: Sequence[Model], client_accuracy: ClientAccuracy) -> list[Assessment]:
         """Global models tested here or by the nodes, and what each is worth to the clients that answer."""
         count, classes = len(models), len(self.class_names)
         evaluations = [self._evaluate(model) for model in models] if self._evaluate else []
@@ -186,11 +186,11 @@ class RemoteEngine:
         self._marks = (self._exchange.down, self._exchange.up)
         return Traffic(down, up, self._worker_bytes)
 
-    def remarks(self) -> dict[str, Any]:
+    def notes(self) -> dict[str, Any]:
         """The evaluation's bytes, and who was left out and why."""
         spent = self._exchange.down + self._exchange.up - sum(self._marks)
-        remarks = self._members.take_remarks()
-        return {"bytes_evaluate": spent} | ({"left_out": remarks} if remarks else {})
+        notes = self._members.take_notes()
+        return {"bytes_evaluate": spent} | ({"left_out": notes} if notes else {})
 
 
 def _pooled(replies: Sequence[Tree], models: int) -> list[Evaluation]:

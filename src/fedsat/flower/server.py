@@ -17,17 +17,16 @@ from flwr.serverapp import Grid, ServerApp
 from fedsat import data
 from fedsat.data.catalog import DATASETS, info
 from fedsat.data.datasets import deviation
-from fedsat.engine import Adversity, start
 from fedsat.engine.capacity import evaluation_batch
 from fedsat.engine.evaluate import Counter
 from fedsat.engine.examples import Examples
 from fedsat.engine.network import ModuleNetwork, initial_weights
 from fedsat.errors import FedsatError, UsageError
-from fedsat.experiment.checkpoint import Standing
+from fedsat.experiment.checkpoint import RunState
 from fedsat.experiment.config import Config, override, parse_value, read
-from fedsat.experiment.record import RunFolder, free_folder
-from fedsat.experiment.run import Run, Setup, carry_on
-from fedsat.experiment.surroundings import pick_device
+from fedsat.experiment.environment import pick_device
+from fedsat.experiment.folder import RunFolder, free_folder
+from fedsat.experiment.run import Run, Setup, train
 from fedsat.flower.exchange import Exchange
 from fedsat.flower.members import Members
 from fedsat.flower.messages import Card, Hello, RunSpec
@@ -35,6 +34,7 @@ from fedsat.flower.remote import RemoteEngine
 from fedsat.flower.terms import Terms
 from fedsat.models import build_model
 from fedsat.options import options_of
+from fedsat.rounds import Faults, start
 
 log = logging.getLogger("flwr")
 
@@ -50,7 +50,7 @@ def main(grid: Grid, context: Context) -> None:
         log.info("files: %s", out)
         for note in run.notes:
             log.info("note: %s", note)
-        carry_on(run, _tell)
+        train(run, _tell)
     except FedsatError as error:
         log.error("fedsat: %s", error)
         raise
@@ -78,7 +78,7 @@ def prepare(grid: Grid, config: Config, terms: Terms, out: Path | None = None) -
     """A run before its first round, as soon as its nodes are there."""
     setup = assemble(grid, config, terms)
     folder = RunFolder.create(out, config.to_toml(), on_nodes=True) if out is not None else None
-    return Run(setup, Standing(start(setup.engine)), folder)  # no checkpoints: clients' states are on the nodes
+    return Run(setup, RunState(start(setup.engine)), folder)  # no checkpoints: clients' states are on the nodes
 
 
 def assemble(grid: Grid, config: Config, terms: Terms) -> Setup:
@@ -95,7 +95,7 @@ def assemble(grid: Grid, config: Config, terms: Terms) -> Setup:
     members.wait_for(set(range(config.clients)), terms.wait)
     needed = math.ceil(terms.min_fraction * config.clients)
     if len(members.nodes) < needed or members.shape is None:
-        told = "".join(f"; {remark['why']}" for remark in members.take_remarks()[:1])
+        told = "".join(f"; {remark['why']}" for remark in members.take_notes()[:1])
         came = f"{len(members.nodes)} of {config.clients} nodes came in {terms.wait:g} s"
         raise FedsatError(f"{came}, {needed} are needed to begin{told}")
     if not run.mean:
@@ -118,7 +118,7 @@ def assemble(grid: Grid, config: Config, terms: Terms) -> Setup:
         RemoteEngine(run, config, terms, members, model, test),
         device,
         notes,
-        Adversity(max_norm=config.max_norm),
+        Faults(max_norm=config.max_norm),
     )
 
 

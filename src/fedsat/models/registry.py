@@ -9,7 +9,7 @@ from torch import nn
 
 from fedsat.errors import UsageError
 from fedsat.options import Option, Registry, Spec
-from fedsat.sampling import generator
+from fedsat.seeding import generator
 
 models: Registry[nn.Module] = Registry("model", nn.Module)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fedsat.errors import UsageError
-from fedsat.experiment.record import speaking_of, write_whole
+from fedsat.experiment.folder import speaking_of, write_whole
 from fedsat.paper.overview import MEASURES, overview
 from fedsat.paper.results import Result, made_with, read_results, results_file
 from fedsat.paper.studies import STUDIES, Study
@@ -25,7 +25,7 @@ number, which is that of the best round; *best* is ours in the best round, chose
 
 GLANCE = "Mean of the last ten rounds over the seeds that all methods of a line have; a dash where nothing was run."
 
-REMARKS = "remarks.md"
+REMARKS = "notes.md"
 """What a person says to the results, beside them; it goes to the front of the page."""
 
 
@@ -42,10 +42,10 @@ def write_document(folder: Path, path: Path) -> Path:
     parts = [section(STUDIES[name], scale, results) for (name, scale), results in kept.items()]
     if glance := _glance(kept):
         parts.insert(0, glance)
-    remarks = folder / REMARKS
-    if remarks.is_file():
-        with speaking_of(remarks):
-            parts.insert(0, remarks.read_text(encoding="utf-8"))
+    notes = folder / REMARKS
+    if notes.is_file():
+        with speaking_of(notes):
+            parts.insert(0, notes.read_text(encoding="utf-8"))
     with speaking_of(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, "\n".join([HEAD, *parts]).encode())

@@ -16,9 +16,9 @@ import numpy as np
 
 from fedsat import lock
 from fedsat.errors import UsageError
-from fedsat.experiment.numbers import LAST
-from fedsat.experiment.record import speaking_of, write_whole
+from fedsat.experiment.folder import speaking_of, write_whole
 from fedsat.experiment.store import StoredRun, identity
+from fedsat.experiment.summary import LAST
 from fedsat.paper.studies import Cell, Study
 
 COLUMNS = (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedsat.experiment.record import speaking_of
+from fedsat.experiment.folder import speaking_of
 from fedsat.experiment.store import file_name
 from fedsat.report.chart_data import PALETTE, chart_data
 from fedsat.report.groups import Group

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsat.errors import UsageError
-from fedsat.experiment.record import CONFIG
+from fedsat.experiment.folder import CONFIG
 from fedsat.experiment.store import ONLY_HOW, StoredRun, completed, identity
 
 MOST_NAMED = 4

@@ -9,10 +9,10 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
-from fedsat.experiment.record import CONFIG, speaking_of, write_whole
+from fedsat.experiment.folder import CONFIG, speaking_of, write_whole
 from fedsat.report.chart_data import chart_data
+from fedsat.report.comparison import Comparison, comparison
 from fedsat.report.groups import Group, common_settings
-from fedsat.report.standings import Comparison, comparison
 
 
 def write_page(groups: Sequence[Group], path: Path, target: float | None = None) -> Path:

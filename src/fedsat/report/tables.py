@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fedsat.experiment.store import StoredRun
+from fedsat.report.comparison import comparison
 from fedsat.report.groups import Group, common_settings
-from fedsat.report.standings import comparison
 
 
 def run_table(run: StoredRun) -> Table:

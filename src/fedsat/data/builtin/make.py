@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fedsat.data.builtin import FILE
 from fedsat.data.catalog import DATASETS, Arrays, digest
 from fedsat.data.sources import ORIGINS, from_folder
-from fedsat.sampling import Indices, generator
+from fedsat.seeding import Indices, generator
 
 
 def subset(mnist: Arrays) -> Arrays:

@@ -1,22 +1,11 @@
-"""Everything random, as a pure function of (seed, purpose, round, client).
-
-No global generator is ever read or seeded, so the order in which engines ask does not matter and a
-resumed run draws what the uninterrupted one would have drawn.
-"""
+"""Who takes part in a round, in which order samples are visited, and who fails: drawn from the seed (see `seeding`)."""
 
 from __future__ import annotations
-
-import zlib
 
 import numpy as np
 from numpy.typing import NDArray
 
-Indices = NDArray[np.int64]
-
-
-def generator(seed: int, purpose: str, *path: int) -> np.random.Generator:
-    """A generator of its own for each purpose and place, for example ("batches", round, client)."""
-    return np.random.default_rng([seed, zlib.crc32(purpose.encode()), *path])
+from fedsat.seeding import Indices, generator
 
 
 def sample_clients(seed: int, round_number: int, clients: int, per_round: int) -> Indices:
@@ -68,12 +57,12 @@ def draw_attackers(seed: int, clients: int, share: float) -> Indices:
     return np.sort(rng.permutation(clients)[: round(share * clients)]).astype(np.int64)
 
 
-def who_answers(seed: int, round_number: int, called: Indices, dropout: float) -> NDArray[np.bool_]:
+def which_respond(seed: int, round_number: int, called: Indices, dropout: float) -> NDArray[np.bool_]:
     """Which of the called clients answer: each fails with probability `dropout`, on its own."""
     return _spared(dropout, called, seed, "dropout of clients", round_number)
 
 
-def which_workers_report(seed: int, round_number: int, workers: Indices, dropout: float) -> NDArray[np.bool_]:
+def which_workers_respond(seed: int, round_number: int, workers: Indices, dropout: float) -> NDArray[np.bool_]:
     """Which workers report on which client (rows); the client itself, in the first column, has answered already.
 
     A node that is out of reach is so for the whole round, whomever it was asked about.

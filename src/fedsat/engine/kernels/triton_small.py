@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedsat.engine.kernels import without_second_derivative
-from fedsat.engine.triton_conv import PROCESSORS
+from fedsat.engine.kernels.triton_conv import PROCESSORS
 
 
 # Were strides known to be even, a kernel's tiles would be read in different ways and turned round in between.

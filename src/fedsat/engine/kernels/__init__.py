@@ -19,7 +19,7 @@ Slopes = TypeVar("Slopes")
 def triton_module(name: str) -> ModuleType | None:
     """One of our modules of Triton kernels, where Triton is installed."""
     try:
-        return importlib.import_module(f"fedsat.engine.{name}")
+        return importlib.import_module(f"fedsat.engine.kernels.{name}")
     except ImportError:
         return None
 

@@ -10,35 +10,25 @@ import numpy as np
 import pytest
 import torch
 
-from byhand import make_updates, one, scalar, values
-from federations import furthest, make_engine, stacked
 from fedsat.algorithms import FedAvg, FedSat, Model, PrioritizedClassWeights, algorithms
-from fedsat.engine import (
-    Adversity,
-    Attack,
-    Calls,
-    Engine,
-    Federated,
-    PlayedRound,
-    SequentialEngine,
-    attacks,
-    play_round,
-    start,
-)
-from fedsat.engine.local import TrainedRound
-from fedsat.engine.refusal import refuse_reports, refuse_updates
+from fedsat.engine import SequentialEngine
 from fedsat.errors import TrainingError
 from fedsat.metrics import ClassCounts
-from fedsat.sampling import draw_attackers
+from fedsat.rounds import Attack, Engine, Faults, FederationState, RoundResult, Sampling, attacks, run_round, start
+from fedsat.rounds.local import TrainedRound
+from fedsat.rounds.refusal import refuse_reports, refuse_updates
+from fedsat.rounds.sampling import draw_attackers
+from tests.support.byhand import make_updates, one, scalar, values
+from tests.support.federations import furthest, make_engine, stacked
 
-CALLS = Calls(per_round=6, workers=4, seed=3)
+CALLS = Sampling(per_round=6, workers=4, seed=3)
 SKEWED: dict[str, Any] = {"partition": {"name": "lsmc", "classes_per_client": 2}, "clients": 15}
 ATTACKERS = draw_attackers(3, 15, 0.4)
 
 
-def play(engine: Engine, adversity: Adversity, rounds: int = 2) -> tuple[Federated, list[PlayedRound]]:
+def play(engine: Engine, faults: Faults, rounds: int = 2) -> tuple[FederationState, list[RoundResult]]:
     training = start(engine)
-    return training, [play_round(engine, training, CALLS, adversity) for _ in range(rounds)]
+    return training, [run_round(engine, training, CALLS, faults) for _ in range(rounds)]
 
 
 # Faults
@@ -46,34 +36,34 @@ def play(engine: Engine, adversity: Adversity, rounds: int = 2) -> tuple[Federat
 
 @pytest.mark.parametrize("method", list(algorithms))
 def test_every_method_goes_on_without_some_clients_and_workers(method: str) -> None:
-    training, rounds = play(make_engine(algorithms.build(method), stragglers=0.5, **SKEWED), Adversity(dropout=0.4), 3)
+    training, rounds = play(make_engine(algorithms.build(method), stragglers=0.5, **SKEWED), Faults(dropout=0.4), 3)
     assert any(one.missing for one in rounds)
     for one_round in rounds:
         assert len(one_round.clients) + len(one_round.missing) == CALLS.per_round
         assert not set(one_round.missing) & set(one_round.clients.tolist())
-        assert len(one_round.weighing.weights) == len(one_round.clients)
-        assert float(one_round.weighing.weights.sum()) == pytest.approx(1)
+        assert len(one_round.client_weights.weights) == len(one_round.clients)
+        assert float(one_round.client_weights.weights.sum()) == pytest.approx(1)
     assert set(training.states) == {client for one_round in rounds for client in one_round.clients.tolist()}
     assert all(bool(torch.isfinite(tensor).all()) for tensor in training.server.model.params.values())
 
 
 def test_a_round_that_nobody_answers_is_skipped() -> None:
-    training, rounds = play(make_engine(FedSat(), **SKEWED), Adversity(dropout=1.0))
+    training, rounds = play(make_engine(FedSat(), **SKEWED), Faults(dropout=1.0))
     fresh = start(make_engine(FedSat(), **SKEWED))
     assert training.rounds == 2
     assert not training.states
     assert furthest(training.server.model.params, fresh.server.model.params) == 0
-    assert rounds[0].weighing.effective_clients == 0
+    assert rounds[0].client_weights.effective_clients == 0
     assert rounds[0].traffic.down > 0
     assert rounds[0].traffic.up == 0
 
 
 def test_weights_are_among_those_who_answered() -> None:
     engine = make_engine(FedAvg(), partition={"name": "quantity", "beta": 0.5}, clients=15)
-    _, (played,) = play(engine, Adversity(dropout=0.5), 1)
+    _, (played,) = play(engine, Faults(dropout=0.5), 1)
     assert played.missing
     sizes = engine.federation.sizes[played.clients]
-    assert played.weighing.weights.tolist() == pytest.approx((sizes / sizes.sum()).tolist())
+    assert played.client_weights.weights.tolist() == pytest.approx((sizes / sizes.sum()).tolist())
 
 
 def test_stragglers_take_fewer_steps() -> None:
@@ -93,13 +83,13 @@ def test_stragglers_take_fewer_steps() -> None:
 @pytest.mark.parametrize("method", ["fedsat", "scaffold"])
 def test_both_engines_agree_in_adversity(method: str, attack: str) -> None:
     options = {**SKEWED, "stragglers": 0.5, "augment": False}
-    adversity = Adversity(0.2, 5.0, attacks.build(attack), ATTACKERS)
+    faults = Faults(0.2, 5.0, attacks.build(attack), ATTACKERS)
     made = []
     for kind in (SequentialEngine, stacked):
         engine = make_engine(
-            algorithms.build(method), engine=kind, attack=adversity.attack, attackers=ATTACKERS, **options
+            algorithms.build(method), engine=kind, attack=faults.attack, attackers=ATTACKERS, **options
         )
-        made.append(play(engine, adversity))
+        made.append(play(engine, faults))
     (left, first), (right, second) = made
     assert furthest(left.server.model.params, right.server.model.params) < 1e-9
     for ours, theirs in zip(first, second, strict=True):
@@ -108,7 +98,7 @@ def test_both_engines_agree_in_adversity(method: str, attack: str) -> None:
             theirs.refused.keys(),
             theirs.traffic,
         )
-        torch.testing.assert_close(ours.weighing.weights, theirs.weighing.weights, rtol=0, atol=1e-9)
+        torch.testing.assert_close(ours.client_weights.weights, theirs.client_weights.weights, rtol=0, atol=1e-9)
 
 
 # Refused updates
@@ -168,7 +158,7 @@ class Broken(Attack):
 
 @pytest.mark.parametrize("method", list(algorithms))
 def test_a_refused_client_leaves_no_trace(method: str) -> None:
-    training, rounds = play(make_engine(algorithms.build(method), **SKEWED), Adversity(attack=Broken()), 1)
+    training, rounds = play(make_engine(algorithms.build(method), **SKEWED), Faults(attack=Broken()), 1)
     assert list(rounds[0].refused.values()) == ["not finite"]
     (refused,) = rounds[0].refused
     assert refused not in training.states
@@ -267,10 +257,10 @@ def test_liars_push_each_other_and_bury_the_rest() -> None:
 
 def test_lies_move_the_weights_of_the_sum() -> None:
     def share(attack: str) -> float:
-        adversity = Adversity(attack=attacks.build(attack), attackers=ATTACKERS)
-        _, rounds = play(make_engine(FedAvg(weighting=PrioritizedClassWeights()), **SKEWED), adversity, 3)
+        faults = Faults(attack=attacks.build(attack), attackers=ATTACKERS)
+        _, rounds = play(make_engine(FedAvg(weighting=PrioritizedClassWeights()), **SKEWED), faults, 3)
         return sum(
-            float(one_round.weighing.weights[torch.from_numpy(np.isin(one_round.clients, ATTACKERS))].sum())
+            float(one_round.client_weights.weights[torch.from_numpy(np.isin(one_round.clients, ATTACKERS))].sum())
             for one_round in rounds
         )
 
@@ -278,7 +268,7 @@ def test_lies_move_the_weights_of_the_sum() -> None:
 
 
 def test_nothing_changes_in_peace() -> None:
-    peace, _ = play(make_engine(FedSat(), **SKEWED), Adversity())
-    wary, rounds = play(make_engine(FedSat(), **SKEWED), Adversity(max_norm=50.0, attackers=ATTACKERS))
+    peace, _ = play(make_engine(FedSat(), **SKEWED), Faults())
+    wary, rounds = play(make_engine(FedSat(), **SKEWED), Faults(max_norm=50.0, attackers=ATTACKERS))
     assert furthest(peace.server.model.params, wary.server.model.params) == 0
     assert not any(one_round.refused or one_round.missing or one_round.refused_workers for one_round in rounds)

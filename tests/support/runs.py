@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from kill import results
-
 import fedsat
+from tests.support.kill import results
 
 __all__ = ["TINY", "killed_after", "results"]
 

@@ -1,10 +1,10 @@
 """One round of federated learning: the loop everyone reads first.
 
-the server calls some clients, some of which do not answer       sample_clients, who_answers
+the server calls some clients, some of which do not answer       sample_clients, which_respond
 they train the received model on their own samples               engine.train
 (some of them may send something else)                           attack.send
 the server refuses what cannot be averaged                       refuse_updates
-worker nodes evaluate each client's model (if weights need it)   engine.measure, attack.report, refuse_reports
+worker nodes evaluate each client's model (if weights need it)   engine.evaluate_workers, attack.report, refuse_reports
 the server weighs the clients and forms the next model           weigh, select, aggregate
 """
 
@@ -20,14 +20,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsat.algorithms import Algorithm, Model, Server, Updates, Weighing
-from fedsat.algorithms.base import movements
-from fedsat.engine.attacks import Attack
-from fedsat.engine.local import TrainedRound
-from fedsat.engine.refusal import Refused, refuse_reports, refuse_updates
+from fedsat.algorithms import Algorithm, ClientWeights, Model, Server, Updates
+from fedsat.algorithms.base import client_updates
 from fedsat.errors import TrainingError
 from fedsat.metrics import Assessment, ClassCounts, ClientAccuracy
-from fedsat.sampling import Indices, sample_clients, sample_workers, which_workers_report, who_answers
+from fedsat.rounds.attacks import Attack
+from fedsat.rounds.local import TrainedRound
+from fedsat.rounds.refusal import Refused, refuse_reports, refuse_updates
+from fedsat.rounds.sampling import sample_clients, sample_workers, which_respond, which_workers_respond
+from fedsat.seeding import Indices
 from fedsat.tree import State, nbytes
 
 
@@ -49,10 +50,10 @@ class Engine(Protocol):
     def train(self, server: Server, clients: Indices, states: dict[int, State], round_number: int) -> TrainedRound:
         """Local training of the called clients; those who do not answer are missing from what it returns."""
 
-    def measure(self, updates: Updates, workers: Indices) -> ClassCounts:
+    def evaluate_workers(self, updates: Updates, workers: Indices) -> ClassCounts:
         """Each client's model evaluated by its workers, one row of nodes per client."""
 
-    def assess(self, models: Sequence[Model], client_accuracy: ClientAccuracy) -> list[Assessment]:
+    def evaluate(self, models: Sequence[Model], client_accuracy: ClientAccuracy) -> list[Assessment]:
         """Global models on the test set, and what each is worth to every client."""
 
     def traffic(
@@ -60,12 +61,12 @@ class Engine(Protocol):
     ) -> Traffic:
         """The bytes that the round moved; `updates` are those that were used."""
 
-    def remarks(self) -> dict[str, Any]:
+    def notes(self) -> dict[str, Any]:
         """What else the record of the round that ends now should say; asked once a round."""
 
 
 @dataclass(frozen=True)
-class Calls:
+class Sampling:
     """Who is called in a round: how many clients, how many workers for each, and the seed of the draw."""
 
     per_round: int
@@ -74,7 +75,7 @@ class Calls:
 
 
 @dataclass(frozen=True)
-class Adversity:
+class Faults:
     """What goes wrong in a federation, and when the server refuses an update; as it stands, nothing goes wrong."""
 
     dropout: float = 0.0
@@ -85,11 +86,11 @@ class Adversity:
     attackers: Indices = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
 
-PEACE = Adversity()
+NO_FAULTS = Faults()
 
 
 @dataclass
-class Federated:
+class FederationState:
     """Where a federated training stands between rounds: complete, so that it can be put away and taken up again."""
 
     server: Server
@@ -109,14 +110,14 @@ class Traffic:
 
 
 @dataclass(frozen=True)
-class PlayedRound:
+class RoundResult:
     """What is known of a round after it was played."""
 
     number: int
     clients: Indices
     """Those whose updates were weighed, in the order of their weights."""
     losses: Tensor
-    weighing: Weighing
+    client_weights: ClientWeights
     traffic: Traffic
     seconds: dict[str, float]
     missing: tuple[int, ...] = ()
@@ -127,72 +128,78 @@ class PlayedRound:
     """Workers whose reports were refused, and why."""
 
 
-def start(engine: Engine) -> Federated:
+def start(engine: Engine) -> FederationState:
     """A federated training before its first round."""
     model = engine.initial_model
-    return Federated(Server(model, engine.algorithm.initial_memory(model)))
+    return FederationState(Server(model, engine.algorithm.initial_memory(model)))
 
 
-def play_round(engine: Engine, training: Federated, calls: Calls, adversity: Adversity = PEACE) -> PlayedRound:
+def run_round(engine: Engine, training: FederationState, calls: Sampling, faults: Faults = NO_FAULTS) -> RoundResult:
     """Play the next round and move `training` on; on an error it stays as it was."""
     algorithm, server, number = engine.algorithm, training.server, training.rounds + 1
     seconds: dict[str, float] = {}
     called = sample_clients(calls.seed, number, engine.clients, calls.per_round)
-    answer = who_answers(calls.seed, number, called, adversity.dropout)
+    answer = which_respond(calls.seed, number, called, faults.dropout)
     if not answer.any():
         training.rounds = number
         return skipped_round(number, called, count_down(algorithm, server, len(called)))
 
-    with clocked(seconds, "train", engine.device):
+    with timed(seconds, "train", engine.device):
         trained = engine.train(server, called[answer], training.states, number)
         answered = trained.updates.clients.numpy()
-        sent = adversity.attack.send(server.model, trained.updates, adversity.attackers, calls.seed, number)
-        trained, refused = refuse_updates(replace(trained, updates=sent), server.model, adversity.max_norm, number)
+        sent = faults.attack.send(server.model, trained.updates, faults.attackers, calls.seed, number)
+        trained, refused = refuse_updates(replace(trained, updates=sent), server.model, faults.max_norm, number)
         updates, clients = trained.updates, trained.updates.clients.numpy()
 
     counts: ClassCounts | None = None
     refused_workers: Refused = {}
     if algorithm.weighting.needs_counts:
-        with clocked(seconds, "measure", engine.device):
+        with timed(seconds, "evaluate_workers", engine.device):
             workers = sample_workers(calls.seed, number, engine.clients, called, calls.workers)
-            counts = ask_workers(engine, updates, workers[np.isin(called, clients)], calls.seed, number, adversity)
+            counts = evaluate_by_workers(engine, updates, workers[np.isin(called, clients)], calls.seed, number, faults)
             counts, refused_workers = refuse_reports(counts)
 
-    with clocked(seconds, "aggregate", engine.device):
-        weighing = weigh(algorithm, server, updates, counts)
+    with timed(seconds, "aggregate", engine.device):
+        client_weights = weigh(algorithm, server, updates, counts)
         traffic = engine.traffic(server, len(called), len(answered), updates, counts)
-        server = algorithm.aggregate(server, updates, weighing.weights)
+        server = algorithm.aggregate(server, updates, client_weights.weights)
         check_server(server, number)
 
     training.server = server
     training.states.update(zip(clients.tolist(), trained.states, strict=True))
     training.rounds = number
     missing = tuple(called[~np.isin(called, answered)].tolist())
-    return PlayedRound(number, clients, trained.losses, weighing, traffic, seconds, missing, refused, refused_workers)
+    return RoundResult(
+        number, clients, trained.losses, client_weights, traffic, seconds, missing, refused, refused_workers
+    )
 
 
-def skipped_round(number: int, called: Indices, down: int) -> PlayedRound:
+def skipped_round(number: int, called: Indices, down: int) -> RoundResult:
     """A round that nobody answered."""
     nobody = torch.zeros(0)
-    return PlayedRound(number, called[:0], nobody, Weighing(nobody), Traffic(down, 0, 0), {}, tuple(called.tolist()))
+    return RoundResult(
+        number, called[:0], nobody, ClientWeights(nobody), Traffic(down, 0, 0), {}, tuple(called.tolist())
+    )
 
 
-def ask_workers(
-    engine: Engine, updates: Updates, workers: Indices, seed: int, number: int, adversity: Adversity
+def evaluate_by_workers(
+    engine: Engine, updates: Updates, workers: Indices, seed: int, number: int, faults: Faults
 ) -> ClassCounts:
     """What the workers report on the clients' models; zeros where one does not answer."""
     clients, nodes = updates.clients.numpy(), torch.from_numpy(workers).to(engine.device)
-    counts = adversity.attack.report(engine.measure(updates, workers), clients, workers, adversity.attackers)
-    silent = ~which_workers_report(seed, number, workers, adversity.dropout)
+    counts = faults.attack.report(engine.evaluate_workers(updates, workers), clients, workers, faults.attackers)
+    silent = ~which_workers_respond(seed, number, workers, faults.dropout)
     return replace(counts.without(torch.from_numpy(silent).to(engine.device)), workers=nodes)
 
 
-def weigh(algorithm: Algorithm, server: Server, updates: Updates, counts: ClassCounts | None) -> Weighing:
-    """How much each update counts: by the method's weighting, and by its combination if that looks at movements."""
-    weighing, combination = algorithm.weighting.weigh(updates, counts), algorithm.combination
-    if not combination.selects:
-        return weighing
-    return replace(weighing, weights=combination.select(movements(server.model, updates), weighing.weights))
+def weigh(algorithm: Algorithm, server: Server, updates: Updates, counts: ClassCounts | None) -> ClientWeights:
+    """How much each update counts: by the method's weighting, and by its aggregator if that looks at updates."""
+    client_weights, aggregator = algorithm.weighting.weigh(updates, counts), algorithm.aggregator
+    if not aggregator.selects:
+        return client_weights
+    return replace(
+        client_weights, weights=aggregator.select(client_updates(server.model, updates), client_weights.weights)
+    )
 
 
 def check_server(server: Server, round_number: int) -> None:
@@ -228,7 +235,7 @@ def count_down(algorithm: Algorithm, server: Server, called: int) -> int:
 
 
 @contextmanager
-def clocked(seconds: dict[str, float], name: str, device: torch.device) -> Iterator[None]:
+def timed(seconds: dict[str, float], name: str, device: torch.device) -> Iterator[None]:
     """Add the time spent inside to `seconds[name]`, on a GPU until its work is done."""
     began = time.perf_counter()
     yield

@@ -39,7 +39,7 @@ def _processor() -> str:
         return platform.processor() or platform.machine()
 
 
-def surroundings(device: torch.device) -> dict[str, Any]:
+def environment(device: torch.device) -> dict[str, Any]:
     """Versions, hardware and command: what else a reader needs to judge the numbers."""
     hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
     return {

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from federations import make_engine
 from fedsat.algorithms import Algorithm, Batch, LocalResult, Model, Outputs, Server, Task, Updates
-from fedsat.engine import Calls, play_round, start
+from fedsat.rounds import Sampling, run_round, start
 from fedsat.tree import State, Tree, concatenate
+from tests.support.federations import make_engine
 
 
 def one(*values: float) -> Tree:
@@ -131,7 +131,7 @@ def played(algorithm: Algorithm, rounds: int = 3, per_round: int = 3, **settings
     engine = make_engine(algorithm, **settings)
     training = start(engine)
     for _ in range(rounds):
-        play_round(engine, training, Calls(per_round=per_round, workers=2, seed=3))
+        run_round(engine, training, Sampling(per_round=per_round, workers=2, seed=3))
     return training.server.model
 
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from byhand import make_updates, one
 from fedsat.algorithms import PrioritizedClassWeights
-from fedsat.algorithms.combination import DampedMean
-from fedsat.algorithms.workers import believable, median_rates, recall_on_own_classes, summed, weighted_median
+from fedsat.algorithms.aggregator import DampedMean
+from fedsat.algorithms.reports import believable, median_rates, recall_on_own_classes, summed, weighted_median
 from fedsat.metrics import ClassCounts
+from tests.support.byhand import make_updates, one
 
 
 def doubles(rows: Any) -> Tensor:
@@ -92,9 +92,9 @@ CORRECT = [[mix, *[right] * 3] for mix, right in zip(MIX, RIGHT, strict=True)]
 def weights(correct: Any, labels: Any, **options: Any) -> list[float]:
     given = reports(labels, correct, labels)
     updates = make_updates(one(1, 1, 1, 1), [1] * 4, 0.1)
-    weighing = PrioritizedClassWeights(**options).weigh(updates, given)
-    assert float(weighing.weights.sum()) == pytest.approx(1)
-    return [float(weight) for weight in weighing.weights]
+    client_weights = PrioritizedClassWeights(**options).weigh(updates, given)
+    assert float(client_weights.weights.sum()) == pytest.approx(1)
+    return [float(weight) for weight in client_weights.weights]
 
 
 def test_the_papers_threshold_lets_a_bad_model_pass_and_the_filter_does_not() -> None:

@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsat.sampling import (
+from fedsat.rounds.sampling import (
     batch_order,
     crops_and_flips,
     draw_attackers,
-    generator,
     local_epochs,
     sample_clients,
     sample_workers,
-    which_workers_report,
-    who_answers,
+    which_respond,
+    which_workers_respond,
 )
+from fedsat.seeding import generator
 
 
 def test_clients_are_distinct_and_depend_on_seed_and_round_alone() -> None:
@@ -83,20 +83,20 @@ def test_attackers_are_fixed_by_the_seed_and_as_many_as_asked_for() -> None:
 
 def test_dropout_strikes_the_share_asked_for_each_client_on_its_own() -> None:
     everyone = np.arange(4000)
-    answer = who_answers(0, 1, everyone, 0.3)
+    answer = which_respond(0, 1, everyone, 0.3)
     assert answer.mean() == pytest.approx(0.7, abs=0.03)
-    assert np.array_equal(answer[[7, 40]], who_answers(0, 1, np.array([7, 40]), 0.3))
-    assert not np.array_equal(answer, who_answers(0, 2, everyone, 0.3))
-    assert who_answers(0, 1, everyone, 0.0).all()
+    assert np.array_equal(answer[[7, 40]], which_respond(0, 1, np.array([7, 40]), 0.3))
+    assert not np.array_equal(answer, which_respond(0, 2, everyone, 0.3))
+    assert which_respond(0, 1, everyone, 0.0).all()
 
 
 def test_a_worker_out_of_reach_is_so_for_all_clients_and_a_client_reports_on_itself() -> None:
     workers = np.array([[node, *range(100, 160)] for node in range(20)])
-    reports = which_workers_report(0, 1, workers, 0.5)
+    reports = which_workers_respond(0, 1, workers, 0.5)
     assert reports[:, 0].all()
     assert (reports[:, 1:] == reports[0, 1:]).all()
     assert 0.3 < reports[0, 1:].mean() < 0.7
-    assert which_workers_report(0, 1, workers, 0.0).all()
+    assert which_workers_respond(0, 1, workers, 0.0).all()
 
 
 def test_stragglers_do_one_to_all_but_one_epochs() -> None:

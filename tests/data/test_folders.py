@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from fedsat import data
-from fedsat.data.own import hold_out, load_folder
+from fedsat.data.folders import hold_out, load_folder
 from fedsat.errors import DataError, UsageError
 
 RNG = np.random.default_rng(1)

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from fedsat.algorithms import Model
-from fedsat.algorithms.base import movements
-from fedsat.algorithms.combination import norms
-from fedsat.engine.local import TrainedRound, diverged, finite
+from fedsat.algorithms.aggregator import norms
+from fedsat.algorithms.base import client_updates
 from fedsat.metrics import ClassCounts
+from fedsat.rounds.local import TrainedRound, diverged, finite
 
 Refused = dict[int, str]
 """Nodes that were refused, and why."""
@@ -27,7 +27,7 @@ def refuse_updates(
     whole = finite(trained)
     if not bool(whole.any()):
         raise diverged(trained, round_number)
-    stretches = stretch(norms(movements(start, trained.updates)), trained.updates.steps, whole)
+    stretches = stretch(norms(client_updates(start, trained.updates)), trained.updates.steps, whole)
     far = whole & (stretches > max_norm) if max_norm else torch.zeros_like(whole)
     if bool((whole & ~far).all()):
         return trained, {}

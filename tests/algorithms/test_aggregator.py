@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from byhand import make_updates, one, played, same, scalar, values
-from fedsat.algorithms import Algorithm, FedAvg, FedDyn, Model, Scaffold, Server, algorithms, combinations
-from fedsat.algorithms.combination import Combination, CoordinateMedian, MultiKrum, TrimmedMean, suspected
+from fedsat.algorithms import Algorithm, FedAvg, FedDyn, Model, Scaffold, Server, aggregators, algorithms
+from fedsat.algorithms.aggregator import Aggregator, CoordinateMedian, MultiKrum, TrimmedMean, suspected
 from fedsat.algorithms.weighting import Uniform
 from fedsat.errors import UsageError
+from tests.support.byhand import make_updates, one, played, same, scalar, values
 
 
 def weights(*numbers: float) -> Tensor:
@@ -59,13 +59,13 @@ def test_multi_krum_keeps_the_chosens_weights_in_proportion() -> None:
 
 
 @pytest.mark.parametrize("clients", [1, 2, 3])
-@pytest.mark.parametrize("name", list(combinations))
+@pytest.mark.parametrize("name", list(aggregators))
 def test_few_clients_are_enough(name: str, clients: int) -> None:
-    combination, given = combinations.build(name), torch.full((clients,), 1 / clients, dtype=torch.float64)
+    aggregator, given = aggregators.build(name), torch.full((clients,), 1 / clients, dtype=torch.float64)
     tree = one(*range(1, clients + 1))
-    kept = combination.select(tree, given)
+    kept = aggregator.select(tree, given)
     assert float(kept.sum()) == pytest.approx(1)
-    assert 1 <= values(combination.centre(tree, kept))[0] <= clients
+    assert 1 <= values(aggregator.centre(tree, kept))[0] <= clients
 
 
 def test_suspects_are_the_share_rounded_up_but_fewer_than_half() -> None:
@@ -78,20 +78,20 @@ def test_suspects_are_the_share_rounded_up_but_fewer_than_half() -> None:
 def test_a_sum_becomes_so_many_times_the_centre() -> None:
     # Σ of 1, 2, 600 is 603; three times the median is 6. Multi-Krum leaves 600 out: 3 · 1.5.
     tree, given = one(1, 2, 600), weights(0.2, 0.3, 0.5)
-    assert values(Combination().total(tree, given)) == [603.0]
+    assert values(Aggregator().total(tree, given)) == [603.0]
     assert values(CoordinateMedian().total(tree, given)) == [6.0]
     krum = MultiKrum(hostile=0.3)
     assert values(krum.total(tree, krum.select(tree, given))) == pytest.approx([4.5])
 
 
 def test_scaffold_and_feddyn_keep_what_the_combination_makes_of_their_clients() -> None:
-    # Θ = 0, movements 1, 2, 90; N = 3. Median 2; the sum counts as 3 · 2, so λ̄ = 2 and Θ = 2 + 2.
+    # Θ = 0, updates 1, 2, 90; N = 3. Median 2; the sum counts as 3 · 2, so λ̄ = 2 and Θ = 2 + 2.
     updates = make_updates(one(1, 2, 90), [1, 1, 1], 0.1, uploads={"control_change": one(-1, -2, -90)})
     third = Uniform().weigh(updates, None).weights
-    dyn = FedDyn(combination=CoordinateMedian())
+    dyn = FedDyn(aggregator=CoordinateMedian())
     after = dyn.aggregate(Server(Model(scalar(0), {}), {"mean_dual": scalar(0)}), updates, third)
     assert (values(after.memory["mean_dual"]), values(after.model.params)) == ([2.0], [4.0])
-    scaffold = Scaffold(combination=CoordinateMedian())
+    scaffold = Scaffold(aggregator=CoordinateMedian())
     after = scaffold.aggregate(Server(Model(scalar(0), {}), {"control": scalar(0)}), updates, third)
     assert (values(after.memory["control"]), values(after.model.params)) == ([-2.0], [2.0])
 
@@ -99,21 +99,21 @@ def test_scaffold_and_feddyn_keep_what_the_combination_makes_of_their_clients() 
 def test_buffers_are_combined_alike() -> None:
     buffers = {"mean": torch.tensor([[1.0], [2.0], [900.0]]), "count": torch.tensor([1, 5, 3])}
     updates = make_updates(one(0, 0, 0), [1, 1, 1], 0.1, model=Model(one(0, 0, 0), buffers))
-    after = FedAvg(combination=CoordinateMedian()).aggregate(
+    after = FedAvg(aggregator=CoordinateMedian()).aggregate(
         Server(Model(scalar(0), {})), updates, Uniform().weigh(updates, None).weights
     )
     assert after.model.buffers["mean"].tolist() == [2.0]
     assert int(after.model.buffers["count"]) == 5
 
 
-@pytest.mark.parametrize("combination", [name for name in combinations if name != "mean"])
+@pytest.mark.parametrize("aggregator", [name for name in aggregators if name != "mean"])
 @pytest.mark.parametrize("method", list(algorithms))
-def test_every_method_takes_every_combination(method: str, combination: str) -> None:
+def test_every_method_takes_every_combination(method: str, aggregator: str) -> None:
     def trained(name: str) -> Model:
-        algorithm: Algorithm = algorithms.build({"name": method, "combination": name})
+        algorithm: Algorithm = algorithms.build({"name": method, "aggregator": name})
         return played(algorithm, rounds=2, per_round=4)
 
-    robust = trained(combination)
+    robust = trained(aggregator)
     assert all(bool(torch.isfinite(tensor).all()) for tensor in robust.params.values())
-    if combination != "damped-mean":  # in this small federation no movement may be long or short enough
+    if aggregator != "damped-mean":  # in this small federation no update may be long or short enough
         assert not same(robust, trained("mean"))

@@ -12,9 +12,9 @@ from torch import Tensor
 from fedsat.algorithms import Model
 from fedsat.errors import TrainingError
 from fedsat.flower import masks
+from fedsat.flower.checks import RefusedError, check_counts
 from fedsat.flower.members import Members
 from fedsat.flower.messages import Measure, Measured, RunSpec
-from fedsat.flower.refusal import RefusedError, check_counts
 
 STAGE = "measure"
 

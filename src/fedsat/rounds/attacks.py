@@ -18,7 +18,7 @@ from fedsat.algorithms import Model, Updates
 from fedsat.data import Federation
 from fedsat.metrics import ClassCounts
 from fedsat.options import Option, Registry, check
-from fedsat.sampling import Indices, generator
+from fedsat.seeding import Indices, generator
 from fedsat.tree import Tree, tree_map
 
 
@@ -66,8 +66,8 @@ class LabelFlip(Attack):
 
 
 @dataclass(frozen=True)
-class FalseMovement(Attack):
-    """Attackers send another movement θ_k − Θ than the one they made."""
+class FalseUpdate(Attack):
+    """Attackers send another update θ_k − Θ than the one they made."""
 
     def send(self, start: Model, updates: Updates, attackers: Indices, seed: int, round_number: int) -> Updates:
         """The attackers' models at another place; buffers are the trained ones."""
@@ -83,62 +83,64 @@ class FalseMovement(Attack):
             tensor[false] = start.params[name] + moved[name]
         return replace(updates, model=Model(params, updates.model.buffers))
 
-    def instead(self, movements: Tree, draws: Sequence[np.random.Generator]) -> Tree:
-        """What the attackers send in place of their movements; each has a generator to draw from."""
+    def instead(self, client_updates: Tree, draws: Sequence[np.random.Generator]) -> Tree:
+        """What the attackers send in place of their updates; each has a generator to draw from."""
         raise NotImplementedError
 
 
 @attacks.register("sign-flip")
 @dataclass(frozen=True)
-class SignFlip(FalseMovement):
+class SignFlip(FalseUpdate):
     """Attackers send Θ − (θ_k − Θ): a step back from what they learned."""
 
-    def instead(self, movements: Tree, draws: Sequence[np.random.Generator]) -> Tree:
-        """The movement reversed."""
+    def instead(self, client_updates: Tree, draws: Sequence[np.random.Generator]) -> Tree:
+        """The update reversed."""
         del draws
-        return tree_map(torch.neg, movements)
+        return tree_map(torch.neg, client_updates)
 
 
 @attacks.register("scale")
 @dataclass(frozen=True)
-class Scale(FalseMovement):
+class Scale(FalseUpdate):
     """Attackers send Θ + factor · (θ_k − Θ), to have the say of many."""
 
-    factor: Annotated[float, Option("times that the movement is enlarged", above=0)] = 10.0
+    factor: Annotated[float, Option("times that the update is enlarged", above=0)] = 10.0
 
-    def instead(self, movements: Tree, draws: Sequence[np.random.Generator]) -> Tree:
-        """The movement enlarged."""
+    def instead(self, client_updates: Tree, draws: Sequence[np.random.Generator]) -> Tree:
+        """The update enlarged."""
         del draws
-        return tree_map(lambda tensor: self.factor * tensor, movements)
+        return tree_map(lambda tensor: self.factor * tensor, client_updates)
 
 
 @attacks.register("noise")
 @dataclass(frozen=True)
-class Noise(FalseMovement):
-    """Attackers send Θ and Gaussian noise, some times as long as their own movement."""
+class Noise(FalseUpdate):
+    """Attackers send Θ and Gaussian noise, some times as long as their own update."""
 
-    factor: Annotated[float, Option("length of the noise in lengths of the movement", above=0)] = 3.0
+    factor: Annotated[float, Option("length of the noise in lengths of the update", above=0)] = 3.0
 
-    def instead(self, movements: Tree, draws: Sequence[np.random.Generator]) -> Tree:
+    def instead(self, client_updates: Tree, draws: Sequence[np.random.Generator]) -> Tree:
         """Noise of the same spread in all coordinates; drawn on the CPU, so that every device has the same."""
-        size = sum(tensor[0].numel() for tensor in movements.values())
-        lengths = torch.stack([tensor.reshape(len(tensor), -1).square().sum(1) for tensor in movements.values()])
+        size = sum(tensor[0].numel() for tensor in client_updates.values())
+        lengths = torch.stack([tensor.reshape(len(tensor), -1).square().sum(1) for tensor in client_updates.values()])
         spread = self.factor * (lengths.sum(0) / size).sqrt()
         drawn = [draw.standard_normal(size) for draw in draws]
         rows = torch.from_numpy(np.stack(drawn)).to(spread)
-        parts = torch.split(rows * spread[:, None], [tensor[0].numel() for tensor in movements.values()], dim=1)
-        return {name: part.reshape(movements[name].shape) for name, part in zip(movements, parts, strict=True)}
+        parts = torch.split(rows * spread[:, None], [tensor[0].numel() for tensor in client_updates.values()], dim=1)
+        return {
+            name: part.reshape(client_updates[name].shape) for name, part in zip(client_updates, parts, strict=True)
+        }
 
 
 @attacks.register("free-rider")
 @dataclass(frozen=True)
-class FreeRider(FalseMovement):
+class FreeRider(FalseUpdate):
     """Attackers send back the model that they received."""
 
-    def instead(self, movements: Tree, draws: Sequence[np.random.Generator]) -> Tree:
-        """No movement."""
+    def instead(self, client_updates: Tree, draws: Sequence[np.random.Generator]) -> Tree:
+        """No update."""
         del draws
-        return tree_map(torch.zeros_like, movements)
+        return tree_map(torch.zeros_like, client_updates)
 
 
 @attacks.register("lying-worker")
@@ -154,7 +156,7 @@ class LyingWorker(SignFlip):
     inflate: Annotated[int, Option("times that a liar multiplies its samples, to count for more", at_least=1)] = 10
 
     def send(self, start: Model, updates: Updates, attackers: Indices, seed: int, round_number: int) -> Updates:
-        """Reversed movements, or honest ones."""
+        """Reversed updates, or honest ones."""
         return updates if self.sends == "honest" else super().send(start, updates, attackers, seed, round_number)
 
     def report(self, counts: ClassCounts, clients: Indices, workers: Indices, attackers: Indices) -> ClassCounts:

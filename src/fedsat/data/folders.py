@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fedsat.data.datasets import Dataset, Split, whole_labels
 from fedsat.data.npy import read_npy
 from fedsat.errors import DataError, UsageError
-from fedsat.sampling import Indices, generator
+from fedsat.seeding import Indices, generator
 
 HELD_OUT = 6
 """One sample in so many is held out for testing where there is no test set, as in MNIST and CIFAR."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedsat.algorithms import Model, Updates
 from fedsat.errors import TrainingError
-from fedsat.sampling import local_epochs
+from fedsat.rounds.sampling import local_epochs
 from fedsat.tree import State, Tree, concatenate, tree_map
 
 

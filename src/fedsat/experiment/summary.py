@@ -7,30 +7,30 @@ from typing import Any
 
 import numpy as np
 
-from fedsat.engine import PlayedRound
 from fedsat.metrics import Evaluation, Floats, spread
+from fedsat.rounds import RoundResult
 
 LAST = 10
 """Rounds whose mean is reported beside the last and the best."""
 
 
-def round_line(played: PlayedRound) -> dict[str, Any]:
+def round_line(played: RoundResult) -> dict[str, Any]:
     """What is recorded of every round, evaluated or not."""
-    weighing, traffic = played.weighing, played.traffic
+    client_weights, traffic = played.client_weights, played.traffic
     line: dict[str, Any] = {
         "round": played.number,
         "train_loss": float(played.losses.mean()) if len(played.losses) else None,
         "clients": played.clients.tolist(),
-        "weights": weighing.weights.tolist(),
-        "effective_clients": weighing.effective_clients,
+        "weights": client_weights.weights.tolist(),
+        "effective_clients": client_weights.effective_clients,
         "bytes_down": traffic.down,
         "bytes_up": traffic.up,
         "bytes_workers": traffic.workers,
     }
-    if weighing.class_scores is not None and weighing.client_scores is not None:
-        line["priority_class"] = int(weighing.class_scores.argmax())
-        line["class_scores"] = weighing.class_scores.tolist()
-        line["client_scores"] = weighing.client_scores.tolist()
+    if client_weights.class_scores is not None and client_weights.client_scores is not None:
+        line["priority_class"] = int(client_weights.class_scores.argmax())
+        line["class_scores"] = client_weights.class_scores.tolist()
+        line["client_scores"] = client_weights.client_scores.tolist()
     misfortunes = {
         "missing": list(played.missing),
         "refused": {str(client): why for client, why in played.refused.items()},

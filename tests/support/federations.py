@@ -11,11 +11,21 @@ from torch import nn
 
 from fedsat.algorithms import Algorithm
 from fedsat.data import Dataset, Federation, Split
-from fedsat.engine import Attack, LocalTraining, SequentialEngine, StackedEngine
+from fedsat.engine import SequentialEngine, StackedEngine
 from fedsat.engine.fold import FoldedNetwork
 from fedsat.models import build_model
 from fedsat.options import Spec
-from fedsat.sampling import Indices
+from fedsat.rounds import (
+    Attack,
+    Engine,
+    FederationState,
+    LocalTraining,
+    RoundResult,
+    Sampling,
+    run_round,
+    start,
+)
+from fedsat.seeding import Indices
 from fedsat.tree import Tree
 
 
@@ -73,3 +83,26 @@ def furthest(left: Tree, right: Tree) -> float:
     assert left.keys() == right.keys()
     gaps = [(left[name] - right[name]).abs().max().double().cpu() for name in left]
     return float(torch.stack(gaps).max()) if gaps else 0.0  # torch's maximum hands on what is not a number
+
+
+SAMPLING = Sampling(per_round=4, workers=3, seed=3)
+
+
+def image_dataset() -> Dataset:
+    """Noise with a bright patch for each class, 3×12×12."""
+    rng = np.random.default_rng(5)
+
+    def split(count: int) -> Split:
+        labels = np.arange(count) % 4
+        images = rng.integers(0, 100, (count, 3, 12, 12), dtype=np.uint8)
+        for image, label in zip(images, labels, strict=True):
+            image[:, 3 * label : 3 * label + 3] += 120
+        return Split(images, labels)
+
+    return Dataset("patches", split(120), split(40), tuple("abcd"))
+
+
+def play(engine: Engine, rounds: int) -> tuple[FederationState, list[RoundResult]]:
+    """Run some rounds from the start."""
+    training = start(engine)
+    return training, [run_round(engine, training, SAMPLING) for _ in range(rounds)]

@@ -1,6 +1,6 @@
-"""How the movements of a round's clients become one: the weighted mean, or one that a few bad clients cannot carry off.
+"""How the updates of a round's clients become one: the weighted mean, or one that a few bad clients cannot carry off.
 
-A combination can be put on any method. It first says whose movements count (`select`, multi-Krum's part), then forms
+An aggregator can be put on any method. It first says whose updates count (`select`, multi-Krum's part), then forms
 the centre of the clients' trees (`centre`, the median's and the trimmed mean's part). What a method averages besides
 the model (SCAFFOLD's controls, FedDyn's duals, …) goes through the same functions.
 """
@@ -19,18 +19,18 @@ from fedsat.tree import Tree, tree_map, weighted_sum
 
 
 @dataclass(frozen=True)
-class Combination:
+class Aggregator:
     """The weighted mean, Σ_k w_k · tree_k."""
 
     selects: ClassVar[bool] = False
-    """Whether weights depend on the movements, so that `select` is to be called."""
+    """Whether weights depend on the updates, so that `select` is to be called."""
 
     def __post_init__(self) -> None:
-        check(self, "combination")
+        check(self, "aggregator")
 
-    def select(self, movements: Tree, weights: Tensor) -> Tensor:
-        """The weights of the clients that count, with sum 1, from their movements θ_k − Θ and first weights."""
-        del movements
+    def select(self, client_updates: Tree, weights: Tensor) -> Tensor:
+        """The weights of the clients that count, with sum 1, from their updates θ_k − Θ and first weights."""
+        del client_updates
         return weights
 
     def centre(self, tree: Tree, weights: Tensor) -> Tree:
@@ -43,16 +43,16 @@ class Combination:
         return tree_map(lambda tensor: tensor.sum(0), tree)
 
 
-combinations: Registry[Combination] = Registry("combination", Combination)
-combinations.register("mean")(Combination)
+aggregators: Registry[Aggregator] = Registry("aggregator", Aggregator)
+aggregators.register("mean")(Aggregator)
 
 
 Hostile = Annotated[float, Option("share of a round's clients that may be hostile", at_least=0, below=0.5)]
 
 
 @dataclass(frozen=True)
-class Robust(Combination):
-    """Combinations that treat clients alike: weights only say who counts, namely all whose weight is not 0."""
+class Robust(Aggregator):
+    """Aggregators that treat clients alike: weights only say who counts, namely all whose weight is not 0."""
 
     def total(self, tree: Tree, weights: Tensor) -> Tree:
         """As many times the centre as there are clients: the sum, were all clients like those in the middle."""
@@ -60,7 +60,7 @@ class Robust(Combination):
         return tree_map(lambda tensor: len(weights) * tensor, self.centre(tree, counted / counted.sum()))
 
 
-@combinations.register("median")
+@aggregators.register("median")
 @dataclass(frozen=True)
 class CoordinateMedian(Robust):
     """The median of each coordinate (Yin et al. 2018), which stands up to anything short of half the clients."""
@@ -71,7 +71,7 @@ class CoordinateMedian(Robust):
         return tree_map(lambda tensor: _middle(tensor[counted], (int(counted.sum()) - 1) // 2), tree)
 
 
-@combinations.register("trimmed-mean")
+@aggregators.register("trimmed-mean")
 @dataclass(frozen=True)
 class TrimmedMean(Robust):
     """The mean of each coordinate without its largest and smallest values (Yin et al. 2018)."""
@@ -85,23 +85,23 @@ class TrimmedMean(Robust):
         return tree_map(lambda tensor: _middle(tensor[counted], suspects), tree)
 
 
-@combinations.register("damped-mean")
+@aggregators.register("damped-mean")
 @dataclass(frozen=True)
-class DampedMean(Combination):
-    """The weighted mean in which movements far longer or shorter than the median one weigh less.
+class DampedMean(Aggregator):
+    """The weighted mean in which updates far longer or shorter than the median one weigh less.
 
-    Norm clipping (Sun et al. 2019) shortens a long movement to the limit, where it still brings as much as any; here
-    it brings the less the longer it is. A movement that is next to nothing would take weight from those who trained.
+    Norm clipping (Sun et al. 2019) shortens a long update to the limit, where it still brings as much as any; here
+    it brings the less the longer it is. A update that is next to nothing would take weight from those who trained.
     """
 
     selects: ClassVar[bool] = True
 
-    longest: Annotated[float, Option("medians of the round's lengths above which a movement is damped", above=0)] = 1.5
+    longest: Annotated[float, Option("medians of the round's lengths above which a update is damped", above=0)] = 1.5
     shortest: Annotated[float, Option("medians below which it is damped; 0: never", at_least=0)] = 0.2
 
-    def select(self, movements: Tree, weights: Tensor) -> Tensor:
+    def select(self, client_updates: Tree, weights: Tensor) -> Tensor:
         """w_k · min(1, (longest/r_k)², (r_k/shortest)²), normalised; r_k is ‖θ_k − Θ‖ over the median of who moved."""
-        lengths = norms(movements)
+        lengths = norms(client_updates)
         moved = (weights > 0) & (lengths > 0)
         if not bool(moved.any()):
             return weights
@@ -117,16 +117,16 @@ class DampedMean(Combination):
         return tree_map(lambda tensor: len(weights) * tensor, self.centre(tree, weights))
 
 
-@combinations.register("multi-krum")
+@aggregators.register("multi-krum")
 @dataclass(frozen=True)
 class MultiKrum(Robust):
-    """The mean of the clients whose movements have the nearest neighbours (Blanchard et al. 2017)."""
+    """The mean of the clients whose updates have the nearest neighbours (Blanchard et al. 2017)."""
 
     selects: ClassVar[bool] = True
 
     hostile: Hostile = 0.3
 
-    def select(self, movements: Tree, weights: Tensor) -> Tensor:
+    def select(self, client_updates: Tree, weights: Tensor) -> Tensor:
         """The weights of the K − f clients of the lowest scores, f the clients that may be hostile.
 
         A client's score is the sum of squared distances to its K − f − 2 nearest others.
@@ -135,7 +135,7 @@ class MultiKrum(Robust):
         clients = len(places)
         suspects = suspected(self.hostile, clients)
         squares = torch.zeros(clients, clients, dtype=torch.float64, device=weights.device)
-        for tensor in movements.values():
+        for tensor in client_updates.values():
             rows = tensor[places].reshape(clients, -1).double()
             # By differences, row by row: ‖a‖² − 2ab + ‖b‖² would lose small distances beside large norms.
             squares += torch.stack([(rows - row).square().sum(1) for row in rows])
@@ -147,10 +147,10 @@ class MultiKrum(Robust):
         return kept / kept.sum()
 
 
-def norms(movements: Tree) -> Tensor:
+def norms(client_updates: Tree) -> Tensor:
     """‖θ_k − Θ‖ of every client, [K]."""
     norm = torch.linalg.vector_norm
-    lengths = [norm(tensor.reshape(len(tensor), -1), dim=1, dtype=torch.float64) for tensor in movements.values()]
+    lengths = [norm(tensor.reshape(len(tensor), -1), dim=1, dtype=torch.float64) for tensor in client_updates.values()]
     length: Tensor = norm(torch.stack(lengths), dim=0)
     return length
 

@@ -23,7 +23,7 @@ BySeed = Mapping[int, float]
 
 
 @dataclass(frozen=True)
-class Standing:
+class MethodResult:
     """What one model of one group came to, seed by seed."""
 
     label: str
@@ -40,24 +40,24 @@ class Standing:
     """Whether a run has fewer rounds than its configuration asks for."""
 
 
-def standings(groups: Sequence[Group], target: float | None = None) -> list[Standing]:
+def method_results(groups: Sequence[Group], target: float | None = None) -> list[MethodResult]:
     """One entry for each group, and one for every other model that its method reports."""
     found = []
     for group in groups:
-        found.append(_standing(group.label, group, None, target))
+        found.append(_method_result(group.label, group, None, target))
         for model in group.first.summary.get("models", {}):
-            found.append(_standing(f"{group.label}, {model}", group, model, target))
+            found.append(_method_result(f"{group.label}, {model}", group, model, target))
     return found
 
 
-def _standing(label: str, group: Group, model: str | None, target: float | None) -> Standing:
+def _method_result(label: str, group: Group, model: str | None, target: float | None) -> MethodResult:
     quoted = {run.seed: _part(run.summary, model) for run in group.runs}
     reached = []
     for run in group.runs if target is not None else ():
         accuracy = [float(_part(line, model)["test_accuracy"]) for line in run.evaluated]
         reached.append(rounds_to_target([line["round"] for line in run.evaluated], accuracy, target or 0.0))
     summaries = [run.summary for run in group.runs]
-    return Standing(
+    return MethodResult(
         label=label,
         group=group,
         qualities={key: {seed: q["last_ten"][key] for seed, q in quoted.items()} for key in QUALITIES},
@@ -147,20 +147,20 @@ class Comparison:
 
 def comparison(groups: Sequence[Group], target: float | None = None) -> Comparison:
     """Methods side by side over seeds."""
-    found = standings(groups, target)
+    found = method_results(groups, target)
     one_contest = len({_federation(group) for group in groups}) == 1
-    columns = [[standing.qualities[key] for standing in found] for key in QUALITIES]
+    columns = [[result.qualities[key] for result in found] for key in QUALITIES]
     marked = [marks(column) if one_contest else [""] * len(found) for column in columns]
-    fewest = quickest([standing.reached for standing in found]) if one_contest else None
+    fewest = quickest([result.reached for result in found]) if one_contest else None
     rows = []
-    for index, standing in enumerate(found):
-        cells = [(standing.label, "")]
+    for index, result in enumerate(found):
+        cells = [(result.label, "")]
         cells += [(written(column[index]), mark[index]) for column, mark in zip(columns, marked, strict=True)]
-        cells += [(f"{100 * mean(values):.1f}", "") for values in (standing.last, standing.best)]
+        cells += [(f"{100 * mean(values):.1f}", "") for values in (result.last, result.best)]
         if target is not None:
-            led = fewest is not None and quickest([standing.reached]) == fewest
-            cells.append((rounds_written(standing.reached), "best" if led else ""))
-        rows.append([*cells, (f"{standing.seconds:.1f}", ""), (f"{standing.megabytes:,.0f}", "")])
+            led = fewest is not None and quickest([result.reached]) == fewest
+            cells.append((rounds_written(result.reached), "best" if led else ""))
+        rows.append([*cells, (f"{result.seconds:.1f}", ""), (f"{result.megabytes:,.0f}", "")])
     headings = ["", *(f"{name} %" for name in QUALITIES.values()), "last %", "best %"]
     headings += [f"rounds to {100 * target:g} %"] if target is not None else []
     return Comparison([*headings, "s", "MB"], rows, _legend(found, one_contest))
@@ -172,19 +172,19 @@ def _federation(group: Group) -> str:
     return str([table.get(key) for key in ("dataset", "image_size", "partition", "clients")])
 
 
-def _legend(found: Sequence[Standing], one_contest: bool) -> str:
+def _legend(found: Sequence[MethodResult], one_contest: bool) -> str:
     """What the marks and numbers of a comparison mean, and what they leave out."""
     text = "Accuracy, worst class, lowest client: means of the last ten rounds; last, best: accuracy of that round."
-    most = max(len(standing.group.runs) for standing in found)
+    most = max(len(result.group.runs) for result in found)
     if not one_contest:
         text += " Data or clients differ: no best is named."
     elif most > 1:
         text += " ± deviation over seeds; ≈ not told apart from the best (95 %, paired by seed)."
     else:
         text += " One seed: no ties can be told."
-    fewer = [standing for standing in found if len(standing.group.runs) < most]
+    fewer = [result for result in found if len(result.group.runs) < most]
     if fewer and one_contest:
-        named = "; ".join(f"{standing.label} only {', '.join(map(str, standing.group.seeds))}" for standing in fewer)
+        named = "; ".join(f"{result.label} only {', '.join(map(str, result.group.seeds))}" for result in fewer)
         text += f" Fewer seeds: {named}; best and ≈ are judged over the seeds that all have."
-    unfinished = [standing.label for standing in found if standing.unfinished]
+    unfinished = [result.label for result in found if result.unfinished]
     return text + (f" Not finished: {', '.join(unfinished)}." if unfinished else "")

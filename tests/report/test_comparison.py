@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import fedsat
+from fedsat.report.comparison import comparison, marks, method_results, quickest, rounds_written, tied, written
 from fedsat.report.groups import find_runs, group_runs
-from fedsat.report.standings import comparison, marks, quickest, rounds_written, standings, tied, written
-from report.made_runs import make_run
+from tests.support.made_runs import make_run
 
 
 def test_ties_are_paired_by_seed() -> None:
@@ -56,7 +56,7 @@ def test_runs_that_differ_in_their_seed_are_one_group(tmp_path: Path) -> None:
         ("fedsat gamma=0.5", [0, 1]),
         ("fedsat gamma=1.0", [0, 1]),
     ]
-    fedavg = standings(groups, target=0.55)[0]
+    fedavg = method_results(groups, target=0.55)[0]
     assert fedavg.qualities["test_accuracy"] == pytest.approx({0: 0.6 - 0.0, 1: 0.7}, abs=0.03)
     assert fedavg.reached == [6, 5]
     assert fedavg.megabytes == pytest.approx(18)
