@@ -15,7 +15,7 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 demo: $(STAMP)
-	$(BIN)/fedsat compare --algorithms fedavg,scaffold,fedsat --target 85 --out runs/demo
+	$(BIN)/fedsat compare --methods fedavg,scaffold,fedsat --target 85 --out runs/demo
 
 test: $(STAMP)
 	$(BIN)/python -m pytest

@@ -28,9 +28,10 @@ import numpy as np
 import torch
 
 import fedsat
-from fedsat.experiment.config import Config, method_parts, override
+from fedsat.experiment.config import Config, override
 from fedsat.experiment.environment import environment
 from fedsat.experiment.folder import write_whole
+from fedsat.experiment.parts import method_parts
 from fedsat.rounds.attacks import FalseUpdate
 from fedsat.tree import Tree, tree_map
 
@@ -46,10 +47,10 @@ DEFENCES = [
     "fedavg+median",
     "fedavg+trimmed-mean",
     "fedavg+multi-krum",
-    "fedsat-paper",
+    "fedsat:paper",
     "fedsat",
     "fedsat-pwa+multi-krum",
-    "fedsat-robust",
+    "fedsat:robust",
 ]
 BLIND = ("+median", "+trimmed-mean")
 """Defences that work coordinate by coordinate: the weights of their clients say nothing about who was heard."""

@@ -41,6 +41,8 @@ class Option:
     below: float | None = None
     among: Registry[Any] | None = None
     """For an option that is itself a part: where its name is looked up."""
+    switch: bool = False
+    """Whether a true-or-false option is a part of the method that can be left out by its name."""
 
     def violated(self, value: float) -> str | None:
         """The rule that `value` breaks, in words."""
@@ -164,6 +166,7 @@ class Registry(Generic[T]):
         self.kind = kind
         self._base = base
         self._entries: dict[str, Entry[T]] = {}
+        self._aliases: dict[str, str] = {}
 
     def register(self, name: str) -> Callable[[type[T]], type[T]]:
         """Class decorator that adds the class under `name`; its docstring's first line is the summary."""
@@ -178,6 +181,10 @@ class Registry(Generic[T]):
         """Add `name` as the part `of` with other defaults."""
         self._entries[name] = Entry(self._entries[of].part, options, summary)
 
+    def alias(self, name: str, of: str) -> None:
+        """Let `name` stand for the part `of`, which keeps its own name in records."""
+        self._aliases[name] = of
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
 
@@ -186,14 +193,21 @@ class Registry(Generic[T]):
 
     def entry(self, name: str) -> Entry[T]:
         """The part called `name`, or the class that `module:Name` points to."""
+        name = self._aliases.get(name, name)
         if name in self._entries:
             return self._entries[name]
-        if ":" in name:
+        preset_of = name.partition(":")[0]
+        if ":" in name and preset_of not in self._entries:
             part = _import(self.kind, name)
             if not (inspect.isclass(part) and issubclass(part, self._base)):
                 raise UsageError(f"{name} cannot serve as {self.kind}: it is not a {self._base.__qualname__}")
             return Entry(part, {}, _first_line(part))
         raise unknown(self.kind, name, self._entries)
+
+    def holds(self, path: str) -> bool:
+        """Whether `module:Name` points to a part of this kind."""
+        part = _import(self.kind, path)
+        return inspect.isclass(part) and issubclass(part, self._base)
 
     def options(self, name: str) -> dict[str, OptionField]:
         """The options of the part called `name`, with the preset's values as defaults."""
@@ -209,7 +223,7 @@ class Registry(Generic[T]):
             spec = {"name": spec}
         if "name" not in spec:
             raise UsageError(f"the {self.kind} needs a name, one of {', '.join(self._entries)}")
-        name = str(spec["name"])
+        name = self._aliases.get(str(spec["name"]), str(spec["name"]))
         fields = self.options(name)
         values = {key: value for key, value in self.entry(name).preset.items() if key not in spec}
         values |= {key: value for key, value in spec.items() if key != "name"}
@@ -244,12 +258,12 @@ class Registry(Generic[T]):
             spec = {"name": spec}
         if not isinstance(spec, Mapping) or "name" not in spec:
             raise UsageError(f"the {self.kind} needs a name, one of {', '.join(self._entries)}; not {spec!r}")
-        table = dict(spec)
+        table = {**spec, "name": self._aliases.get(str(spec["name"]), spec["name"])}
         for key, field in self.options(str(spec["name"])).items():
             value = spec.get(key, field.default)
             if field.option.among is not None:
                 table[key] = field.option.among.complete(value)
-            elif not field.required and value is not None:
+            elif value is not None and value is not inspect.Parameter.empty:
                 table[key] = _plain(value)
         return table
 

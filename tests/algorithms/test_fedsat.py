@@ -131,14 +131,14 @@ def test_every_option_changes_the_result(other: Algorithm) -> None:
 
 
 def test_presets() -> None:
-    letter = algorithms.build("fedsat-paper")
+    letter = algorithms.build("fedsat:paper")
     assert letter == FedSat(
         gamma=1,
         scale="paper",
         objective=PredictionSensitiveLoss(over="all", source="evaluation", tau=0),
         weighting=PrioritizedClassWeights(priority="hard", weights="product", fnr="paper", min_effective=0, sigma=1),
     )
-    assert algorithms.name_of(letter) == "fedsat-paper"
+    assert algorithms.name_of(letter) == "fedsat:paper"
     assert algorithms.build("fedsat") == FedSat()
     with pytest.raises(UsageError, match="gamma"):
         FedSat(gamma=-1)

@@ -90,7 +90,7 @@ def test_a_report_says_what_it_leaves_out(capsys: pytest.CaptureFixture[str]) ->
 
 def test_lists(capsys: pytest.CaptureFixture[str]) -> None:
     expected = {
-        "algorithms": ("fedavg", "fedsat-paper", "gamma = 0.9", "γ, strength of the correction"),
+        "algorithms": ("fedavg", "fedsat:paper", "gamma = 0.9", "γ, strength of the correction"),
         "models": ("mlp", "lenet5", "resnet8", "resnet18", "width = 64"),
         "datasets": ("mnist-mini", "cifar100", "built in"),
         "partitions": ("ls", "lsmc", "lqsmc", "iid", "quantity", "file", "classes_per_client = 2"),
@@ -158,6 +158,13 @@ def test_own_data(capsys: pytest.CaptureFixture[str]) -> None:
     assert "note: " in out  # a sixth is held out for testing, and that is said
 
 
+def test_list_alone_lists_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = fedsat(capsys, "list")
+    assert code == 0
+    for word in ("mnist-mini", "fedsat:robust", "cross-entropy", "pwa", "trimmed-mean", "sign-flip", "resnet8", "lsmc"):
+        assert word in out
+
+
 WRONG = [
     (["run", "--algorithm", "fedsatt"], "unknown algorithm 'fedsatt'; did you mean 'fedsat'?"),
     (["run", "--dataset", "mnist-mino"], "did you mean 'mnist-mini'?"),
@@ -175,17 +182,16 @@ WRONG = [
     (["run", "nowhere.toml"], "no configuration file"),
     (["run", "--nothing"], "No such option: --nothing"),
     (["resume", "nowhere"], "nowhere holds no run"),
-    (["list", "algorithm"], "did you mean 'algorithms'?"),
-    (["list"], "say what to list: datasets, algorithms, "),
+    (["list", "method"], "did you mean 'methods'?"),
     (["run", "--partition", "ls", "--classes-per-client", "2"], "option of the partition ls: 'classes_per_client'"),
     (["run", "--dataset", ""], "dataset is empty"),
-    (["compare", "--algorithms", ","], "names no method"),
+    (["compare", "--methods", ","], "names no method"),
     (["compare", "--grid", "gama=1,2"], "did you mean 'gamma'?"),
     (["compare", "--grid", "gamma"], "--grid takes key=value"),
     (["compare", "--grid", "gamma="], "gives gamma no value"),
     (["compare", "--grid", "gamma=1,2", "--set", "algorithm.gamma=1"], "algorithm.gamma is given twice"),
     (["compare", "--grid", "seed=1,2"], "takes its seed from --seed and --seeds"),
-    (["compare", "--set", "algorithm=fedprox"], "takes its algorithm from --algorithms"),
+    (["compare", "--set", "algorithm=fedprox"], "takes its algorithm from --methods"),
     (["compare", "--set", "mu=1"], "unknown setting 'mu'"),
     (["compare", "--seeds", "0"], "--seeds"),
     (["report", "nowhere"], "no folder nowhere"),

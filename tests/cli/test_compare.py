@@ -19,7 +19,7 @@ from tests.support.runs import results
 
 
 def test_compare_over_seeds_goes_on_where_it_was(capsys: pytest.CaptureFixture[str]) -> None:
-    call = ["compare", *SMALL, "--algorithms", "fedavg,fedsat", "--target", "10", "--out", "both"]
+    call = ["compare", *SMALL, "--methods", "fedavg,fedsat", "--target", "10", "--out", "both"]
     code, out, _ = fedsat(capsys, *call)
     assert code == 0
     assert "to 10 %" in out
@@ -43,7 +43,7 @@ def test_compare_over_seeds_goes_on_where_it_was(capsys: pytest.CaptureFixture[s
 
 def test_compare_with_a_grid(capsys: pytest.CaptureFixture[str]) -> None:
     grid = ["--grid", "gamma=0.5,0.9", "--grid", "lr=0.05"]
-    code, out, _ = fedsat(capsys, "compare", *SMALL, "--algorithms", "fedavg,fedsat", *grid, "--out", "grid")
+    code, out, _ = fedsat(capsys, "compare", *SMALL, "--methods", "fedavg,fedsat", *grid, "--out", "grid")
     assert code == 0
     assert "fedsat gamma=0.5" in " ".join(out.split())
     assert {path.name for path in Path("grid").iterdir() if path.is_dir()} == {
@@ -53,7 +53,7 @@ def test_compare_with_a_grid(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_runs_in_processes_come_to_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     def rounds(folder: str, *options: str) -> list[list[dict[str, object]]]:
-        wanted = ["--algorithms", "fedavg,fedsat", "--set", "weighting=pwa", "--set", "workers=3"]
+        wanted = ["--methods", "fedavg,fedsat", "--set", "weighting=pwa", "--set", "workers=3"]
         assert fedsat(capsys, "compare", *SMALL, *wanted, *options, "--out", folder)[0] == 0
         files = sorted(Path(folder).glob("*/metrics.jsonl"))
         return [[{**json.loads(line), "seconds": None} for line in file.read_text().splitlines()] for file in files]
@@ -64,7 +64,7 @@ def test_runs_in_processes_come_to_the_same(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_a_setting_goes_to_every_method_that_has_it(capsys: pytest.CaptureFixture[str]) -> None:
-    wanted = ["--algorithms", "fedavg,fedprox,fedsat", "--set", "server_lr=0.5", "--set", "mu=0.3"]
+    wanted = ["--methods", "fedavg,fedprox,fedsat", "--set", "server_lr=0.5", "--set", "mu=0.3"]
     wanted += ["--set", "objective=psl", "--set", "epsilon2=3"]  # a part, and an option that comes with it
     assert fedsat(capsys, "compare", *SMALL, *wanted, "--rounds", "1", "--out", "all")[0] == 0
     methods = [tomllib.loads(file.read_text())["algorithm"] for file in sorted(Path("all").glob("*/config.toml"))]
@@ -96,7 +96,7 @@ class Killed(Algorithm):
 
 def test_a_method_of_ones_own_in_processes(capsys: pytest.CaptureFixture[str]) -> None:
     Path("own_one.py").write_text(OWN)
-    call = ["compare", *SMALL, "--jobs", "2", "--out", "own", "--algorithms"]
+    call = ["compare", *SMALL, "--jobs", "2", "--out", "own", "--methods"]
     assert fedsat(capsys, *call, "fedavg,own_one:Mine")[0] == 0
     fedavg, own = (json.loads(file.read_text()) for file in sorted(Path("own").glob("*/summary.json")))
     assert own["test_accuracy"] == fedavg["test_accuracy"]
@@ -104,7 +104,7 @@ def test_a_method_of_ones_own_in_processes(capsys: pytest.CaptureFixture[str]) -
 
 def test_what_nobody_foresaw_in_a_process_is_told_with_its_run(capsys: pytest.CaptureFixture[str]) -> None:
     Path("own_two.py").write_text(OWN)
-    call = ["compare", *SMALL, "--jobs", "2", "--out", "own", "--algorithms"]
+    call = ["compare", *SMALL, "--jobs", "2", "--out", "own", "--methods"]
     code, out, err = fedsat(capsys, *call, "own_two:Wrong,fedavg,fedprox")
     assert (code, err.count("\n")) == (1, 1)
     assert "1 of 3 runs failed: own_two:Wrong-seed0: unexpected ValueError: boom" in err
@@ -116,7 +116,7 @@ def test_what_nobody_foresaw_in_a_process_is_told_with_its_run(capsys: pytest.Ca
 
 def test_a_method_that_diverges_does_not_stop_the_others(capsys: pytest.CaptureFixture[str]) -> None:
     grid = ["--grid", "lr=1e30,0.05"]
-    code, out, err = fedsat(capsys, "compare", *SMALL, "--algorithms", "fedavg", *grid, "--out", "both")
+    code, out, err = fedsat(capsys, "compare", *SMALL, "--methods", "fedavg", *grid, "--out", "both")
     assert (code, err.count("\n")) == (1, 1)
     assert "1 of 2 runs failed: fedavg-lr=1e+30-seed0: round 1, client" in err
     assert "page: both/report.html" in out
@@ -133,7 +133,7 @@ def any_left(group: int) -> bool:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_runs_in_processes_are_stopped_together(tmp_path: Path, number: signal.Signals, code: int) -> None:
-    wanted = ["--algorithms", "fedavg,fedprox,fedsat", "--jobs", "2", "--rounds", "100000", "--out", "many"]
+    wanted = ["--methods", "fedavg,fedprox,fedsat", "--jobs", "2", "--rounds", "100000", "--out", "many"]
     process = subprocess.Popen(
         [sys.executable, "-m", "fedsat", "compare", *wanted],
         stdout=subprocess.PIPE,
@@ -159,7 +159,7 @@ def test_runs_in_processes_are_stopped_together(tmp_path: Path, number: signal.S
 
 
 def test_compare_takes_up_what_was_interrupted(capsys: pytest.CaptureFixture[str]) -> None:
-    call = ["compare", *SMALL, "--algorithms", "fedavg,fedsat", "--checkpoint-every", "1", "--out"]
+    call = ["compare", *SMALL, "--methods", "fedavg,fedsat", "--checkpoint-every", "1", "--out"]
     fedsat(capsys, *call, "whole")
     assert not Path("whole/fedsat-seed0/checkpoints").exists()  # nobody goes on from a finished one
     settings = tomllib.loads(Path("whole/fedsat-seed0/config.toml").read_text())
@@ -184,7 +184,7 @@ def test_compare_takes_up_what_was_interrupted(capsys: pytest.CaptureFixture[str
 
 
 def test_what_there_is_to_know_of_runs_in_processes_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    call = ["compare", *SMALL, "--algorithms", "fedavg,fedsat", "--checkpoint-every", "1", "--out"]
+    call = ["compare", *SMALL, "--methods", "fedavg,fedsat", "--checkpoint-every", "1", "--out"]
     fedsat(capsys, *call, "whole")
     for name in ("fedavg-seed0", "fedsat-seed0"):
         settings = tomllib.loads(Path(f"whole/{name}/config.toml").read_text())

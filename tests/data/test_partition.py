@@ -192,7 +192,7 @@ def test_a_hundred_thousand_clients(name: str) -> None:
         ({"name": "ls", "beta": 0}, 10, "above 0"),
         ({"name": "ls", "beta": float("nan")}, 10, "above 0"),
         ({"name": "file"}, 10, "needs a value for path"),
-        ("dirichlet", 10, "unknown partition"),
+        ("dirichlett", 10, "unknown partition"),
         ("lsmcc", 10, "did you mean 'lsmc'"),
     ],
 )

@@ -44,7 +44,7 @@ def test_graphs_equal_the_sequential_engine(algorithm: str, model: Any) -> None:
 @pytest.mark.parametrize("aggregator", list(aggregators))
 def test_adversity_is_the_same_on_a_gpu(attack: str, aggregator: str) -> None:
     faults = Faults(0.3, 20.0, attacks.build(attack), np.array([0, 4, 7]))
-    method = {"name": "fedsat-robust", "aggregator": aggregator}
+    method = {"name": "fedsat:robust", "aggregator": aggregator}
     trained = []
     for kind in ("sequential", "stacked"):
         made = engine(kind, method, "mlp")

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
 import fedsat
-from fedsat.algorithms import FedSat, PredictionSensitiveLoss
+from fedsat.algorithms import Algorithm, CrossEntropy, FedSat, PredictionSensitiveLoss
 from fedsat.errors import UsageError
-from fedsat.experiment.config import Config, method_parts, override, parse_value
+from fedsat.experiment.config import Config, override, parse_value, read
+from fedsat.experiment.parts import method_parts
+from tests.support.runs import TINY
 
 
 def test_a_config_survives_its_file() -> None:
     config = fedsat.configure(
-        algorithm="fedsat-paper",
+        algorithm="fedsat:paper",
         lr=0.002,
         model={"name": "resnet8", "width": 16},
         partition={"name": "ls", "beta": 0.1},
@@ -52,7 +57,7 @@ def test_parts_come_before_their_options_whatever_the_order() -> None:
 def test_naming_the_same_part_keeps_its_options() -> None:
     table = {"algorithm": {"name": "fedsat", "gamma": 0.3}}
     assert override(table, [("algorithm", "fedsat")])["algorithm"]["gamma"] == 0.3
-    assert override(table, [("algorithm", "fedsat-paper")])["algorithm"]["gamma"] == 1.0
+    assert override(table, [("algorithm", "fedsat:paper")])["algorithm"]["gamma"] == 1.0
 
 
 def test_parts_may_be_given_as_objects_and_classes() -> None:
@@ -67,7 +72,7 @@ def test_parts_may_be_given_as_objects_and_classes() -> None:
         ({"algorithm": "fedavg"}, "fedavg"),
         ({"algorithm": "fedsat"}, "fedsat"),
         ({"algorithm": "fedsat", "gamma": 0.5}, "fedsat"),
-        ({"algorithm": "fedsat-paper"}, "fedsat-paper"),
+        ({"algorithm": "fedsat:paper"}, "fedsat:paper"),
         ({"algorithm": "fedsat", "without": ["psl", "pwa"]}, "fedsat-psl-pwa"),
         ({"algorithm": "fedsat", "without": ["correction"]}, "fedsat-correction"),
         ({"algorithm": "fedavg", "with_parts": ["psl", "pwa"]}, "fedavg+psl+pwa"),
@@ -144,3 +149,40 @@ def test_the_order_of_settings_does_not_matter() -> None:
     assert kept.algorithm.objective == PredictionSensitiveLoss(epsilon2=3)
     with pytest.raises(UsageError, match="epsilon2"):
         fedsat.configure(epsilon2=3, without=["psl"])
+
+
+def test_a_partition_file_is_recorded_and_repeated(tmp_path: Path) -> None:
+    path = tmp_path / "split.json"
+    path.write_text(json.dumps([list(range(client, 6000, 12)) for client in range(12)]))
+    settings = {**TINY, "rounds": 1, "partition": {"name": "file", "path": path}}
+    del settings["classes_per_client"]
+    first = fedsat.run(**settings, out=tmp_path / "run")
+    assert tomllib.loads((tmp_path / "run" / "config.toml").read_text())["partition"]["path"] == str(path)
+    again = fedsat.run(**read(tmp_path / "run" / "config.toml"))
+    assert again.summary["test_accuracy"] == first.summary["test_accuracy"]
+
+
+def test_dirichlet_is_another_name_of_ls() -> None:
+    config = fedsat.configure(partition={"name": "dirichlet", "beta": 0.5})
+    assert config.table()["partition"] == {"name": "ls", "beta": 0.5, "balanced": True}
+
+
+def test_a_module_instance_is_refused_with_what_to_give() -> None:
+    with pytest.raises(UsageError, match=r"model is an instance of Linear; give the class, model=Linear"):
+        fedsat.configure(model=nn.Linear(3, 2))
+
+
+def test_parts_of_a_users_own_are_put_on_and_left_out() -> None:
+    config = fedsat.configure(algorithm=f"{__name__}:Mine", with_parts=["psl", f"{__name__}:Loss"])
+    assert config.method == f"{__name__}:Mine+{__name__}:Loss"
+    assert method_parts(config.method) == ([("algorithm", f"{__name__}:Mine")], [f"{__name__}:Loss"], [])
+    assert method_parts(f"{__name__}:Mine+psl-pwa")[1:] == (["psl"], ["pwa"])
+    assert fedsat.configure(algorithm="fedavg", with_parts=["logit-calibration"]).method == "fedavg+logit-calibration"
+
+
+class Mine(Algorithm):
+    """A method of the user's own."""
+
+
+class Loss(CrossEntropy):
+    """A loss of the user's own."""

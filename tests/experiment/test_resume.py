@@ -69,7 +69,7 @@ def test_dropout_and_batch_statistics_go_on(tmp_path: Path, engine: str) -> None
 
 @pytest.mark.parametrize("attack", ["noise", "lying-worker"])
 def test_misfortunes_go_on(tmp_path: Path, attack: str) -> None:
-    settings = {"dropout": 0.3, "attack": attack, "attackers": 0.3, "algorithm": "fedsat-robust"}
+    settings = {"dropout": 0.3, "attack": attack, "attackers": 0.3, "algorithm": "fedsat:robust"}
     settings |= {"stragglers": 0.5, "epochs": 2}
     tiny = {key: value for key, value in TINY.items() if key not in settings}
     fedsat.run(**tiny, **settings, out=tmp_path / "whole")
@@ -250,7 +250,7 @@ def test_a_run_belongs_to_one_process(tmp_path: Path) -> None:
     run.play()
     code = f"import fedsat; fedsat.resume({str(tmp_path)!r})"
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "is being carried out by another process" in other.stderr
+    assert "is in use by another process" in other.stderr
     fedsat.train(run)
 
 

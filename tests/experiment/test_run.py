@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file
 
 import fedsat
-from fedsat.algorithms import Model
+from fedsat.algorithms import Algorithm, Model, Task
+from fedsat.errors import UsageError
 from fedsat.experiment import Config, Run
 from fedsat.experiment.folder import free_folder, read_metrics
 from fedsat.experiment.store import StoredRun
@@ -59,7 +62,7 @@ def without_times(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def test_methods_see_the_same_federation_and_sampling() -> None:
-    runs = [fedsat.run(**SMALL, algorithm=name) for name in ("fedavg", "fedsat", "fedsat-paper")]
+    runs = [fedsat.run(**SMALL, algorithm=name) for name in ("fedavg", "fedsat", "fedsat:paper")]
     assert len({str([line["clients"] for line in run.metrics]) for run in runs}) == 1
     assert all((run.setup.federation.order == runs[0].setup.federation.order).all() for run in runs)
 
@@ -79,7 +82,7 @@ def test_every_measure_is_there() -> None:
 
 
 def test_own_client_accuracy_is_measured_on_training_samples() -> None:
-    run = fedsat.run(**SMALL, client_accuracy="own")
+    run = fedsat.run(**SMALL, client_accuracy="local")
     federation, engine = run.setup.federation, run.setup.engine
     counts = engine.count_by_node(
         Model({name: tensor[None] for name, tensor in run.model.params.items()}, {}),
@@ -233,3 +236,33 @@ def test_labels_are_flipped_for_training_and_not_for_judging() -> None:
 def test_adversity_that_cannot_be_is_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(fedsat.UsageError, match=message):
         fedsat.configure(**settings)
+
+
+def test_a_run_is_shown_in_a_line_and_in_notebooks_as_a_table() -> None:
+    run = fedsat.run(**SMALL)
+    assert re.fullmatch(r"<Run fedsat on mnist-mini, 3 of 3 rounds, accuracy \d+\.\d %>", repr(run))
+    html = run._repr_html_()
+    assert html.count("<tr>") == 3
+    assert f"<td>{100 * run.summary['worst_recall']:.1f}</td>" in html
+
+
+@pytest.mark.parametrize("engine", ["sequential", "stacked"])
+@pytest.mark.parametrize(("hook", "found"), [("begin", "Tensor under 'scale'"), ("end", "Tensor under 'scale'")])
+def test_hooks_that_return_something_else_are_told_what_was_expected(engine: str, hook: str, found: str) -> None:
+    algorithm = f"{__name__}:Bare{hook.title()}"
+    with pytest.raises(UsageError, match=rf"Bare{hook.title()}.{hook} returned a {found}; it must return named trees"):
+        fedsat.run(**SMALL, algorithm=algorithm, engine=engine)
+
+
+class BareBegin(Algorithm):
+    """A method whose `begin` forgets the name of a tree."""
+
+    def begin(self, task: Task) -> Any:
+        return {"scale": torch.ones(len(task.class_counts))}
+
+
+class BareEnd(Algorithm):
+    """A method whose `end` does."""
+
+    def end(self, task: Task, carry: Any, result: Any) -> Any:
+        return {"scale": torch.ones(len(result.steps))}, {}

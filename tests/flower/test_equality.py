@@ -84,7 +84,7 @@ def test_the_averaged_model(clouds: Path) -> None:
 
 
 def test_own_accuracies(clouds: Path) -> None:
-    table = settings(clouds, algorithm="feddyn", client_accuracy="own")
+    table = settings(clouds, algorithm="feddyn", client_accuracy="local")
     assert_same(federate(LoopGrid(*nodes(clouds)), fedsat.configure(**table)), fedsat.run(**table))
 
 

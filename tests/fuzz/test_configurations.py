@@ -72,7 +72,7 @@ def parts(registry: Registry[Any]) -> st.SearchStrategy[dict[str, Any]]:
         some = {key: values(field) for key, field in registry.options(name).items()}
         return st.fixed_dictionaries({"name": st.just(name)}, optional=some)
 
-    return st.sampled_from([name for name in registry if name != "file"]).flatmap(options)
+    return st.sampled_from(list(registry)).flatmap(options)
 
 
 MODELS = st.one_of(
@@ -104,7 +104,7 @@ SETTINGS = st.fixed_dictionaries(
     optional={
         "augment": st.sampled_from(["none", "crop-flip"]),
         "evaluate_every": st.integers(1, 3),
-        "client_accuracy": st.sampled_from(["expected", "own"]),
+        "client_accuracy": st.sampled_from(["expected", "local"]),
         "engine": st.sampled_from(["auto", "stacked", "sequential"]),
         "precision": st.sampled_from(["float32", "float64", "bf16"]),
         "image_size": st.sampled_from([None, 7]),

@@ -65,15 +65,15 @@ def test_what_the_smaller_tables_leave_out() -> None:
 def test_choosing_cells() -> None:
     study = STUDIES["table-ls"]
     assert len(select(study, {"method": ["FedAvg", "fedsat"]})) == 24
-    assert len(select(study, {"method": ["fedavg", "fedsat"]}, also=["fedsat-paper"])) == 36
-    assert len(select(study, {"method": ["fedsat-paper"]}, also=["fedsat-paper"])) == 12
+    assert len(select(study, {"method": ["fedavg", "fedsat"]}, also=["fedsat:paper"])) == 36
+    assert len(select(study, {"method": ["fedsat:paper"]}, also=["fedsat:paper"])) == 12
     assert len(select(study, {"lr": ["0.010"], "dataset": ["mnist"]})) == 20
     with pytest.raises(fedsat.UsageError, match="unknown method of table-ls: 'fedsatt'; did you mean 'fedsat'"):
         select(study, {"method": ["fedavg", "fedsatt"]})
     with pytest.raises(fedsat.UsageError, match="lr is 'fast'; it must be a number"):
         select(study, {"lr": ["fast"]})
     with pytest.raises(fedsat.UsageError, match="compares by components, not methods"):
-        select(STUDIES["table-ablation"], {}, also=["fedsat-paper"])
+        select(STUDIES["table-ablation"], {}, also=["fedsat:paper"])
     assert [cell.contender for cell in select(STUDIES["table-workers"], {"workers": ["7"]})] == ["7"] * 3
     with pytest.raises(fedsat.UsageError, match="unknown column"):
         select(study, {"data": ["mnist"]})

@@ -30,6 +30,7 @@ from torch import Tensor
 from fedsat.algorithms.aggregator import Aggregator, aggregators
 from fedsat.algorithms.objective import CrossEntropy, Objective, objectives
 from fedsat.algorithms.weighting import BySamples, Weighting, weightings
+from fedsat.errors import UsageError
 from fedsat.options import Option, Registry, check
 from fedsat.tree import State, Tree, add, expand, per_client, tree_map
 
@@ -200,6 +201,18 @@ class Algorithm:
         """Models that the method's authors evaluate besides the one sent to clients, by name."""
         del server
         return {}
+
+
+def checked(state: State, hook: str) -> State:
+    """What a hook returned, if it is named trees; otherwise an error that says what was expected."""
+    for name, tree in state.items() if isinstance(state, dict) else [("", state)]:
+        if not isinstance(tree, dict) or not all(isinstance(tensor, Tensor) for tensor in tree.values()):
+            found = f"{type(tree).__name__} under {name!r}" if name else type(tree).__name__
+            raise UsageError(
+                f"{hook} returned a {found}; it must return named trees, "
+                'such as {"anchor": params} or {"anchor": {"scale": tensor}}'
+            )
+    return state
 
 
 def descend(params: Tree, direction: Tree, lr: float) -> Tree:

@@ -44,7 +44,7 @@ class FedSat(Algorithm):
 
     objective: Annotated[Objective, Option("what a sample costs", among=objectives)] = PredictionSensitiveLoss()
     weighting: Annotated[Weighting, Option("how much a client weighs", among=weightings)] = PrioritizedClassWeights()
-    correction: Annotated[bool, Option("whether client drift is corrected")] = True
+    correction: Annotated[bool, Option("whether client drift is corrected", switch=True)] = True
     gamma: Annotated[float, Option("γ, strength of the correction", at_least=0)] = 0.9
     scale: Annotated[
         Literal["gradient", "paper"],
@@ -123,14 +123,14 @@ class FedSat(Algorithm):
 
 
 algorithms.preset(
-    "fedsat-robust",
+    "fedsat:robust",
     of="fedsat",
     summary="FedSat against malicious clients: workers' medians, a filter by own classes, damped updates",
     weighting=PrioritizedClassWeights(statistics="median", min_recall=0.9),
     aggregator=DampedMean(),
 )
 algorithms.preset(
-    "fedsat-paper",
+    "fedsat:paper",
     of="fedsat",
     summary="FedSat by the letter of its paper; but for normalised weights and guards against division by zero",
     gamma=1.0,

@@ -15,13 +15,13 @@ from rich.text import Text
 from fedsat.algorithms import Algorithm, aggregators, algorithms, footprint, objectives, weightings
 from fedsat.cli.data import datasets_table
 from fedsat.data import partitions
-from fedsat.errors import UsageError, unknown
+from fedsat.errors import unknown
 from fedsat.models import FROM_DATA, models
 from fedsat.options import OptionField, Registry, options_of
 from fedsat.rounds import attacks
 
 KINDS: dict[str, Registry[Any]] = {
-    "algorithms": algorithms,
+    "methods": algorithms,
     "objectives": objectives,
     "weightings": weightings,
     "aggregators": aggregators,
@@ -37,10 +37,12 @@ def show(
     """List what can be chosen by name, with options, defaults and meanings."""
     console = Console()
     if what is None:
-        raise UsageError(f"say what to list: datasets, {', '.join(KINDS)}")
-    if what == "datasets":
+        for name in ("datasets", *KINDS):
+            console.rule(name, align="left")
+            show(name)
+    elif what == "datasets":
         console.print(datasets_table())
-    elif what == "algorithms":
+    elif what in ("methods", "algorithms"):
         console.print(footprints_table())
         print_parts(console, algorithms, shared=options_of(Algorithm))
         say(console, "objectives, weightings and aggregators have options of their own: fedsat list objectives, …")

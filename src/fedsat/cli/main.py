@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from typing import Annotated
 
 import typer
@@ -54,6 +55,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit."""
     given = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     debug = "--debug" in given
+    warnings.showwarning = lambda message, *_: _say(f"note: {message}")
     # Wherever it stands, --debug is the program's own option.
     ordered = ["--debug"] * debug + [argument for argument in given if argument != "--debug"]
     sys.exit(_carry_out(ordered, debug))

@@ -12,7 +12,8 @@ from typing import Annotated, Any
 import typer
 
 from fedsat.errors import UsageError
-from fedsat.experiment.config import PLACES, Config, override, parse_value, read
+from fedsat.experiment.config import Config, override, parse_value, read
+from fedsat.experiment.parts import part_names
 from fedsat.options import OptionField, options_of
 
 PARTITION_OPTIONS = {
@@ -67,7 +68,7 @@ def settings_table(given: dict[str, Any]) -> dict[str, Any]:
         for key, value in given.items()
         if value is not None
     ]
-    base = read(config_file) if config_file else {}
+    base = read(config_file, tell=True) if config_file else {}
     return override(base, [*settings, *read_settings(sets)], _names(on), _names(off))
 
 
@@ -97,7 +98,7 @@ def _parameters() -> list[inspect.Parameter]:
         parameters.append(_parameter(name, kind, _flag(name, text, METAVARS[kind])))
     parameters += [
         _parameter("without", str, _flag("without", "leave out parts: psl, correction, pwa", "PARTS")),
-        _parameter("with_", str, _flag("with", f"put parts on a method: {', '.join(PLACES)}", "PARTS")),
+        _parameter("with_", str, _flag("with", f"put parts on a method: {', '.join(part_names())}", "PARTS")),
         _parameter("set_", list[str], _flag("set", "any other setting; may be repeated", "KEY=VALUE")),
     ]
     return parameters

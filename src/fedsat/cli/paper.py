@@ -72,7 +72,7 @@ def run(
         typer.Option(help="the first seed [0; for tuning one that no table uses]", min=0, show_default=False),
     ] = None,
     also: Annotated[
-        str | None, typer.Option(help="methods that the paper does not have, such as fedsat-paper", show_default=False)
+        str | None, typer.Option(help="methods that the paper does not have, such as fedsat:paper", show_default=False)
     ] = None,
     set_: Annotated[
         list[str] | None,

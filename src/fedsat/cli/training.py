@@ -19,19 +19,19 @@ from fedsat.experiment import Run
 from fedsat.experiment.config import (
     Config,
     full_name,
-    method_parts,
     names_a_part,
     override,
     parse_values,
     setting_names,
 )
 from fedsat.experiment.folder import free_folder
+from fedsat.experiment.parts import method_parts
 from fedsat.experiment.store import Shelf, StoredRun, file_name
 from fedsat.report.groups import find_runs, group_runs
 from fedsat.report.tables import comparison_table, run_table
 
 PAGE = "report.html"
-OWN_WORDS = {"seed": "--seed and --seeds", "algorithm": "--algorithms"}
+OWN_WORDS = {"seed": "--seed and --seeds", "algorithm": "--methods"}
 """Settings for which a comparison has options of its own."""
 
 T = TypeVar("T")
@@ -75,9 +75,10 @@ Target = Annotated[
 @configured(without=("algorithm", "with_", "without", "set_"))
 def compare(
     table: dict[str, Any],
-    algorithms_: Annotated[
+    methods: Annotated[
         str,
         typer.Option(
+            "--methods",
             "--algorithms",
             help="methods to compare, separated by commas; fedsat-pwa leaves a part out, fedavg+psl puts one on",
         ),
@@ -103,7 +104,7 @@ def compare(
     interrupted, and methods or seeds can be added.
     """
     console = Console()
-    jobs = _jobs(table, algorithms_, seeds, read_settings(set_ or []), [_values(text) for text in grid or []])
+    jobs = _jobs(table, methods, seeds, read_settings(set_ or []), [_values(text) for text in grid or []])
     folder = out or Path("runs") / folder_name(jobs[0].config, "compare")
     outcome = carry_out(console, jobs, Shelf(folder), at_once)
     groups = group_runs(outcome.runs)
@@ -156,7 +157,7 @@ def _jobs(
     """One job for each method, choice of the grid and seed; a method without a setting has it left out."""
     names = [name.strip() for name in methods.split(",") if name.strip()]
     if not names:
-        raise UsageError(f"--algorithms names no method; known: {', '.join(algorithms)}")
+        raise UsageError(f"--methods names no method; known: {', '.join(algorithms)}")
     tables = [override(table, *method_parts(name)) for name in dict.fromkeys(names)]
     parts = [(key, value) for key, value in settings if names_a_part(key)]  # they bring options of their own
     tables = [override(own, _had(own, parts)) for own in tables]

@@ -10,8 +10,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
+from filelock import FileLock, Timeout
 
-from fedsat import lock
 from fedsat.data.catalog import Arrays, info
 from fedsat.data.npy import read_npy
 from fedsat.errors import DataError
@@ -70,7 +70,12 @@ def locked(name: str, waiting: Callable[[], None]) -> Iterator[None]:
     root = cache_folder()
     with ExitStack() as held:
         with _writable(root):
-            held.enter_context(lock.holding(root / f".{name}.lock", waiting))
+            lock = FileLock(root / f".{name}.lock")
+            try:
+                held.enter_context(lock.acquire(blocking=False))
+            except Timeout:
+                waiting()
+                held.enter_context(lock.acquire())
         yield
 
 

@@ -52,6 +52,9 @@ class LabelSkew(Partition):
         return fill_empty(owners, clients, rng)
 
 
+partitions.alias("dirichlet", of="ls")
+
+
 @partitions.register("lsmc")
 @dataclass(frozen=True)
 class LabelSkewMissingClasses(Partition):

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from fedsat.algorithms import Algorithm, Batch, LocalResult, Model, Server, Task
+from fedsat.algorithms.base import checked
 from fedsat.data import Federation
 from fedsat.engine.base import BaseEngine
 from fedsat.engine.examples import PAD
@@ -76,7 +77,7 @@ class SequentialEngine(BaseEngine):
             # Only a user's dropout draws from torch's global generator, which is put back as it was.
             torch.manual_seed(int(generator(self.training.seed, "dropout", round_number, client).integers(2**62)))
             with torch.no_grad():
-                carry = algorithm.begin(task)
+                carry = checked(algorithm.begin(task), f"{type(algorithm).__name__}.begin")
                 costs = objective.begin(task, task.state["objective"])
             for batch in self._batches(client, round_number):
                 leaves = {name: tensor[0].detach().requires_grad_() for name, tensor in params.items()}
@@ -93,6 +94,7 @@ class SequentialEngine(BaseEngine):
         with torch.no_grad():
             state, upload = algorithm.end(task, carry, result)
         updates = self.updates([client], Model(result.params, result.buffers), upload, result.steps)
+        checked(state, f"{type(algorithm).__name__}.end")
         return TrainedRound(updates, [{**state, "objective": objective.end(costs)}], meters)
 
     def _batches(self, client: int, round_number: int) -> Iterator[Batch]:

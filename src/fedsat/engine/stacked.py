@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsat.algorithms import Algorithm, Batch, LocalResult, Model, Server, Task, Updates
+from fedsat.algorithms.base import checked
 from fedsat.data import Federation
 from fedsat.engine.base import BaseEngine, tuned_kernels
 from fedsat.engine.capacity import lanes_that_fit
@@ -165,7 +166,8 @@ class Round:
         )
         with torch.no_grad():
             task = self._task(empty, places)
-            empty.carry = {name: _owned(tree) for name, tree in algorithm.begin(task).items()}
+            begun = checked(algorithm.begin(task), f"{type(algorithm).__name__}.begin")
+            empty.carry = {name: _owned(tree) for name, tree in begun.items()}
             empty.costs = _owned(algorithm.objective.begin(task, empty.state["objective"]))
         return empty
 
@@ -199,6 +201,7 @@ class Round:
         steps = torch.tensor([seat.end - seat.begin for seat in leaving], device=engine.device)
         with torch.no_grad():
             state, upload = algorithm.end(self._task(done), done.carry, LocalResult(done.params, done.buffers, steps))
+        checked(state, f"{type(algorithm).__name__}.end")
         state = {**state, "objective": algorithm.objective.end(done.costs)}
         each = [{name: _slice(tree, place) for name, tree in state.items()} for place in range(len(leaving))]
         clients = self.clients[[seat.client for seat in leaving]].tolist()

@@ -14,11 +14,11 @@ import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 
-from fedsat import lock
 from fedsat.algorithms import Model, Server
 from fedsat.errors import FedsatError, UsageError
 from fedsat.experiment.folder import METRICS, Reach, speaking_of, sync_folder, whole, write_whole
@@ -82,7 +82,7 @@ class Checkpoints:
     def __init__(self, run: Path, every: int | None) -> None:
         self.folder = run / FOLDER
         self._every = every
-        self._lock: BinaryIO | None = None
+        self._lock = FileLock(self.folder / LOCK)
         self._written = 0
         self._seconds_per_byte = FIRST_GUESS
         self._spent, self._began = 0.0, time.monotonic()
@@ -100,16 +100,14 @@ class Checkpoints:
         """Keep other processes from carrying out the same run; ends with `release` or with this process."""
         with speaking_of(self.folder):
             self.folder.mkdir(exist_ok=True)
-            self._lock = (self.folder / LOCK).open("ab")
-        if not lock.take(self._lock.fileno(), wait=False):
-            self.release()
-            raise UsageError(f"{self.folder.parent} is being carried out by another process")
+            try:
+                self._lock.acquire(blocking=False)
+            except Timeout as error:
+                raise UsageError(f"{self.folder.parent} is in use by another process") from error
 
     def release(self) -> None:
         """Let others have the run."""
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+        self._lock.release()
 
     def __del__(self) -> None:
         self.release()

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from fedsat.algorithms import Algorithm, FedSat, aggregators, algorithms
+import tomli_w
+from torch import nn
+
+from fedsat.algorithms import Algorithm, algorithms
 from fedsat.data import Partition, partitions
 from fedsat.engine import EngineName, Precision
 from fedsat.errors import UsageError, unknown
+from fedsat.experiment.legacy import modern_name, modern_table, modern_value, renamed, warn
+from fedsat.experiment.parts import KINDS, method_name, switch_parts
 from fedsat.models import FROM_DATA, models
 from fedsat.options import Option, OptionField, Registry, check, options_of
 from fedsat.rounds import Attack, attacks
@@ -40,8 +44,8 @@ class Config:
         float, Option("decay of a running mean of the global models, evaluated as well; 0: none", at_least=0, below=1)
     ] = 0.0
     client_accuracy: Annotated[
-        Literal["expected", "own"],
-        Option("clients' accuracy from their class mix and the test recalls, or on their own training samples"),
+        Literal["expected", "local"],
+        Option("clients' accuracy from their class mix and the test recalls, or on their local training samples"),
     ] = "expected"
     dropout: Annotated[float, Option("share of called clients and workers that do not answer", at_least=0, below=1)] = (
         0.0
@@ -69,7 +73,7 @@ class Config:
         "lsmc"
     )
     model: Annotated[Any, Option("the network, and its options")] = "mlp"
-    algorithm: Annotated[Algorithm, Option("the federated method", among=algorithms)] = FedSat()
+    algorithm: Annotated[Algorithm, Option("the federated method", among=algorithms)] = algorithms.build("fedsat")
     attack: Annotated[Attack, Option("what malicious clients do", among=attacks)] = Attack()
 
     def __post_init__(self) -> None:
@@ -92,16 +96,8 @@ class Config:
 
     @property
     def method(self) -> str:
-        """The method's name, with the parts that were put on or left off: `fedsat`, `fedavg+psl`, `fedsat-pwa`."""
-        name = algorithms.name_of(self.algorithm)
-        usual = algorithms.options(name)
-        for kind in ("objective", "weighting", "aggregator"):
-            registry = usual[kind].option.among
-            used, default = getattr(self.algorithm, kind), usual[kind].default
-            if registry is not None and type(used) is not type(default):
-                plain = type(used) is type(getattr(Algorithm(), kind))
-                name += f"-{registry.name_of(default)}" if plain else f"+{registry.name_of(used)}"
-        return name + "-correction" if not getattr(self.algorithm, "correction", True) else name
+        """The algorithm's name, with the parts that were put on or left out: `fedsat`, `fedavg+psl`, `fedsat-pwa`."""
+        return method_name(self.algorithm)
 
     def table(self) -> dict[str, Any]:
         """The configuration as nested plain values, every option written out."""
@@ -109,11 +105,12 @@ class Config:
 
     def to_toml(self) -> str:
         """The configuration as the text of a `config.toml`."""
-        return "\n".join(_toml_lines(self.table(), ()))
+        return tomli_w.dumps(self.table())
 
     @staticmethod
     def of(table: Mapping[str, Any]) -> Config:
         """Build a configuration from nested plain values, checking each."""
+        table = modern_table(table)
         fields = options_of(Config)
         for key in table:
             if key not in fields:
@@ -123,6 +120,12 @@ class Config:
 
 def model_table(spec: Any) -> dict[str, Any]:
     """A model's name and options, every default written out; a module class stands for its `module:Name`."""
+    if isinstance(spec, nn.Module):
+        name = type(spec).__name__
+        raise UsageError(
+            f"model is an instance of {name}; give the class, model={name}, and its options as settings, "
+            "so that the run can be recorded and repeated"
+        )
     if isinstance(spec, type):
         spec = f"{spec.__module__}:{spec.__qualname__}"
     return {key: value for key, value in models.complete(spec).items() if key not in FROM_DATA}
@@ -142,17 +145,20 @@ def complete(table: Mapping[str, Any]) -> dict[str, Any]:
     return {**full, **{key: value for key, value in table.items() if key not in full and value is not None}}
 
 
-def read(path: Path) -> dict[str, Any]:
-    """The table in a configuration file."""
+def read(path: Path, *, tell: bool = False) -> dict[str, Any]:
+    """The table in a configuration file, with today's names; `tell` warns of old ones."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise UsageError(f"there is no configuration file {path}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise UsageError(f"cannot read the configuration {path}: {error}") from error
+    if tell:
+        warn(f"{path}: {note}" for note in renamed(table))
+    return modern_table(table)
 
 
-LEVELS = {"partition": 0, "model": 0, "algorithm": 0, "attack": 0, "objective": 1, "weighting": 1, "aggregator": 1}
+LEVELS = {**dict.fromkeys(PARTS, 0), **dict.fromkeys(KINDS, 1)}
 """Parts, outer ones first: naming another part brings other options, so parts are put in before their options."""
 
 
@@ -167,15 +173,18 @@ def override(
     """`table`, completed, with settings such as ("gamma", 0.5) or ("algorithm.objective", "psl") put in.
 
     A name may be shortened as long as one setting answers to it. The order given does not matter: parts come before
-    their options, and FedSat's parts are put on or taken off (see `switch_parts`) in between.
+    their options, and parts are put on or left out (see `switch_parts`) in between. Old names are read as well.
     """
-    table, settings = complete(table), list(settings)
+    table = complete(modern_table(table))
+    given = list(settings)
+    warn(note for key, value in given for note in renamed({key: value}))
+    settings = [(modern_name(key), modern_value(key, value)) for key, value in given]
     levels = [LEVELS.get(key.rpartition(".")[2], 2) for key, _ in settings]
     for wanted in (0, 1, 2):
         for (key, value), level in zip(settings, levels, strict=True):
             table = _put(table, key, value) if level == wanted else table
         if wanted == 1:
-            table = switch_parts(table, on, off)
+            table = complete({**table, "algorithm": switch_parts(table["algorithm"], on, off)})
     return table
 
 
@@ -242,52 +251,6 @@ def _nested_paths(
     return nested
 
 
-PLACES = {
-    "psl": ("objective", "cross-entropy"),
-    "pwa": ("weighting", "samples"),
-    **{name: ("aggregator", "mean") for name in aggregators if name != "mean"},
-}
-"""Parts that can be put on any method: where each goes, and what stands there without it."""
-
-
-def switch_parts(table: Mapping[str, Any], on: Iterable[str], off: Iterable[str]) -> dict[str, Any]:
-    """Put a loss, weights or an aggregator on a method (see `PLACES`), or take one off (also FedSat's `correction`)."""
-    table = complete(table)
-    method = table["algorithm"]
-    for part in on:
-        if part not in PLACES:
-            raise unknown("part to put on a method:", part, PLACES)
-        if method[PLACES[part][0]]["name"] != part:
-            method[PLACES[part][0]] = part
-    for part in off:
-        if part not in {*PLACES, "correction"}:
-            raise unknown("part to leave out:", part, [*PLACES, "correction"])
-        if part == "correction" and method.get("correction"):
-            method["correction"] = False
-        elif part in PLACES and method[PLACES[part][0]]["name"] == part:
-            method[PLACES[part][0]] = PLACES[part][1]
-        else:
-            raise UsageError(f"{method['name']} has no part {part!r} that could be left out")
-    return complete(table)
-
-
-def method_parts(label: str) -> tuple[list[tuple[str, str]], list[str], list[str]]:
-    """What `override` takes for a method as `Config.method` writes it: `fedavg+multi-krum`, `fedsat-psl-pwa`."""
-    on: list[str] = []
-    off: list[str] = []
-    name = label
-    while name not in algorithms:
-        known = next((part for part in PLACES if name.endswith((f"+{part}", f"-{part}"))), "")
-        cut = len(name) - len(known) - 1 if known else max(name.rfind("+"), name.rfind("-"))
-        if cut <= 0:
-            break
-        (on if name[cut] == "+" else off).append(name[cut + 1 :])
-        name = name[:cut]
-    if name not in algorithms:  # a user's module:Name, or a name that the registry will refuse
-        return [("algorithm", label)], [], []
-    return [("algorithm", name)], on, off
-
-
 def parse_value(text: str) -> Any:
     """The value of `--set key=value`: a number, true or false, a list, or else a text."""
     try:
@@ -302,14 +265,3 @@ def parse_values(text: str) -> list[Any]:
         return list(tomllib.loads(f"values = [{text}]")["values"])
     except tomllib.TOMLDecodeError:
         return [parse_value(part.strip()) for part in text.split(",") if part.strip()]
-
-
-def _toml_lines(table: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
-    lines = [f"[{'.'.join(path)}]"] if path else []
-    # Strings, numbers, booleans and lists of them are written alike in JSON and TOML.
-    plain = {key: value for key, value in table.items() if not isinstance(value, Mapping)}
-    lines += [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in plain.items()]
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            lines += ["", *_toml_lines(value, (*path, key))]
-    return lines if path else [*lines, ""]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ class Setup:
         return Setup(config, federation, engine, device, notes, faults)
 
 
-@dataclass
+@dataclass(repr=False)
 class Run:
     """A run in progress or ended: its metrics, one entry a round, and where it stands."""
 
@@ -77,6 +78,23 @@ class Run:
     folder: RunFolder | None = None
     checkpoints: Checkpoints | None = None
     metrics: list[dict[str, Any]] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        config, summary = self.setup.config, self.summary
+        found = f", accuracy {100 * summary['test_accuracy']:.1f} %" if "test_accuracy" in summary else ""
+        return f"<Run {config.method} on {config.dataset}, {self.training.rounds} of {config.rounds} rounds{found}>"
+
+    def _repr_html_(self) -> str:
+        """The numbers to quote, as a table in notebooks."""
+        summary, ten = self.summary, self.summary.get("last_ten", {})
+        keys = [key for key in ("test_accuracy", "worst_recall", "lowest_client") if key in summary]
+        head = "".join(f"<th>{key.replace('_', ' ')} %</th>" for key in keys)
+        rows = {"last round": summary, "mean of the last ten": ten} if keys else {}
+        body = "".join(
+            f"<tr><th>{name}</th>{''.join(f'<td>{100 * values[key]:.1f}</td>' for key in keys)}</tr>"
+            for name, values in rows.items()
+        )
+        return f"<table><caption>{escape(repr(self))}</caption><tr><th></th>{head}</tr>{body}</table>"
 
     @property
     def training(self) -> FederationState:

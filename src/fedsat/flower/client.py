@@ -107,7 +107,7 @@ def evaluate(message: FlowerMessage, context: Context) -> FlowerMessage:
         held = engine.federation.class_counts[[asked.client]]
         right = [expected_accuracy(recall, held)[0] for recall in asked.recalls["recalls"].numpy()]
         results = {"accuracy": torch.tensor(right, dtype=torch.float64)}
-    elif asked.how == "own":
+    elif asked.how == "local":
         counts = [_counts(engine, Model(expand(m.params, 1), expand(m.buffers, 1)), asked.client) for m in models]
         right = [int(correct.sum()) / int(labels.sum()) for _, correct, labels in counts]
         results = {"accuracy": torch.tensor(right, dtype=torch.float64)}

@@ -96,8 +96,8 @@ def expected_accuracy(recall: Floats, class_counts: NDArray[np.int64]) -> Floats
 
 Assessment = tuple[Evaluation, Floats]
 """How a model does on the test set, and every client's accuracy (NaN where it is not known)."""
-ClientAccuracy = Literal["expected", "own"]
-"""Clients' accuracy from their class mix and the test recalls, or on their own training samples."""
+ClientAccuracy = Literal["expected", "local"]
+"""Clients' accuracy from their class mix and the test recalls, or on their local training samples."""
 
 
 def share(part: NDArray[Any], whole: NDArray[Any]) -> Floats:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from filelock import FileLock
 
-from fedsat import lock
 from fedsat.errors import UsageError
 from fedsat.experiment.folder import speaking_of, write_whole
 from fedsat.experiment.store import StoredRun, identity
@@ -221,7 +221,7 @@ def _alone(path: Path) -> Iterator[None]:
     with ExitStack() as held:
         with speaking_of(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            held.enter_context(lock.holding(path.parent / f".{path.name}.lock"))
+            held.enter_context(FileLock(path.parent / f".{path.name}.lock"))
         yield
 
 

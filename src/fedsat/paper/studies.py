@@ -16,7 +16,8 @@ from importlib.resources import files
 from typing import Any
 
 from fedsat.errors import UsageError, unknown
-from fedsat.experiment.config import Config, method_parts, override, switch_parts
+from fedsat.experiment.config import Config, override
+from fedsat.experiment.parts import method_parts
 from fedsat.paper.variants import CHOICE, DEFAULTS, TUNING, read_variant
 
 METHODS = ("elastic", "fedavg", "fedavgm", "feddyn", "fedlada", "fedlc", "fedprox", "moon", "scaffold", "fedsat")
@@ -295,7 +296,7 @@ def configure(study: Study, cell: Cell, scale: str, seed: int, settings: Sequenc
     named, on, off = method_parts(method)
     asked = {"rounds": ROUNDS[asked["model"]], "average": AVERAGE, **asked, **dict(named), "seed": seed}
     table = override(override({}, _scaled(asked, scale).items(), on, off), changed)
-    return Config.of(switch_parts(override(table, settings), (), COMPONENTS.get(cell.contender, ())))
+    return Config.of(override(override(table, settings), (), (), COMPONENTS.get(cell.contender, ())))
 
 
 def _contender(study: Study, cell: Cell, dataset: str) -> tuple[str, list[tuple[str, Any]]]:
