@@ -195,12 +195,6 @@ WRONG = [
     (["compare", "--set", "mu=1"], "unknown setting 'mu'"),
     (["compare", "--seeds", "0"], "--seeds"),
     (["report", "nowhere"], "no folder nowhere"),
-    (["paper", "run", "table-lx"], "did you mean 'table-ls'?"),
-    (["paper", "run", "table-ls", "--only", "mnist"], "--only takes column=value"),
-    (["paper", "run", "table-ls", "--scale", "tiny"], "unknown scale"),
-    (["paper", "show", "table-ls"], "make them with: fedsat paper run table-ls --scale full\n"),
-    (["paper", "show", "defaults", "--scale", "full"], "fedsat paper run defaults --scale full\n"),
-    (["paper", "tune", "--results", "a b"], "run tuning --scale short --seed 1000 --results 'a b'\n"),
     (["jump"], "No such command 'jump'"),
     (["run", "--device", "cuda:99"], "CUDA devices"),
 ]

@@ -1,5 +1,5 @@
 """The command line: `fedsat run`, `compare`, `data`, `list`."""
 
-from fedsat.cli.main import main
+from fedsat.cli.main import main, run_app
 
-__all__ = ["main"]
+__all__ = ["main", "run_app"]

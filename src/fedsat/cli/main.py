@@ -10,7 +10,7 @@ import typer
 import typer.core
 from rich.console import Console
 
-from fedsat.cli import data, federate, listing, paper, training
+from fedsat.cli import data, federate, listing, training
 from fedsat.errors import FedsatError, UsageError, in_a_line
 from fedsat.experiment.interrupt import Terminated
 from fedsat.version import __version__
@@ -20,7 +20,7 @@ INTERRUPTED = 130
 
 setattr(typer.core, "HAS_RICH", False)  # noqa: B010 (our help is plain; typer 0.20 escapes its brackets otherwise)
 app = typer.Typer(
-    help="FederationState learning for clients with imbalanced, rare and missing classes.",
+    help="Federated learning for clients with imbalanced, rare and missing classes.",
     add_completion=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -30,7 +30,6 @@ app.command("resume")(training.resume)
 app.command("compare")(training.compare)
 app.command("report")(training.report)
 app.command("federate")(federate.federate)
-app.add_typer(paper.app, name="paper")
 app.add_typer(data.app, name="data")
 app.command("list")(listing.show)
 
@@ -48,41 +47,45 @@ def _common(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print the version")
     ] = False,
 ) -> None:
-    del debug, version  # `main` looks for --debug itself, because errors end there
+    del debug, version  # `run_app` handles --debug, because errors end there
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit."""
+    run_app(app, "fedsat", arguments)
+
+
+def run_app(commands: typer.Typer, name: str, arguments: list[str] | None = None) -> None:
+    """Run the commands of a program called `name` and exit; errors end as one line."""
     given = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     debug = "--debug" in given
-    warnings.showwarning = lambda message, *_: _say(f"note: {message}")
-    # Wherever it stands, --debug is the program's own option.
-    ordered = ["--debug"] * debug + [argument for argument in given if argument != "--debug"]
-    sys.exit(_carry_out(ordered, debug))
+    warnings.showwarning = lambda message, *_: _say(name, f"note: {message}")
+    # --debug may stand anywhere in the call.
+    sys.exit(_carry_out(commands, name, [argument for argument in given if argument != "--debug"], debug))
 
 
-def _carry_out(arguments: list[str], debug: bool) -> int:
+def _carry_out(commands: typer.Typer, name: str, arguments: list[str], debug: bool) -> int:
     try:
-        result = app(arguments, standalone_mode=False)
+        result = commands(arguments, standalone_mode=False, prog_name=name)
         if result == INTERRUPTED:  # a newer typer's word for Ctrl-C; older ones raise Abort
-            _say("stopped")
+            _say(name, "stopped")
         return result if isinstance(result, int) else 0
     except (KeyboardInterrupt, typer.Abort):
-        _say("stopped")
+        _say(name, "stopped")
         return INTERRUPTED
     except Terminated as stop:
-        _say("stopped")
+        _say(name, "stopped")
         return int(stop.code or 0)
     except Exception as error:
         if hasattr(error, "format_message"):  # a wrong use of the command line: click's error, or newer typers' own
-            _say(" ".join(error.format_message().split()) + " (--help shows what there is)")
+            _say(name, " ".join(error.format_message().split()) + " (--help shows what there is)")
             return 2
         if debug:
             raise
-        _say(in_a_line(error) + ("" if isinstance(error, FedsatError) else " (--debug shows where)"))
+        _say(name, in_a_line(error) + ("" if isinstance(error, FedsatError) else " (--debug shows where)"))
         return 2 if isinstance(error, UsageError) else 1
 
 
-def _say(line: str) -> None:
+def _say(name: str, line: str) -> None:
     console = Console(stderr=True, soft_wrap=True, highlight=False)
-    console.print(f"fedsat: {line}", markup=False)
+    console.print(f"{name}: {line}", markup=False)

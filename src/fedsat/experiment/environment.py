@@ -39,6 +39,13 @@ def _processor() -> str:
         return platform.processor() or platform.machine()
 
 
+def _command(program: Path, arguments: list[str]) -> str | None:
+    """The command line of this process, if it is one of ours."""
+    if program.name == "__main__.py" and program.parent.name in ("fedsat", "reproduction"):
+        return shlex.join(["python", "-m", program.parent.name, *arguments])
+    return shlex.join(["fedsat", *arguments]) if program.name == "fedsat" else None
+
+
 def environment(device: torch.device) -> dict[str, Any]:
     """Versions, hardware and command: what else a reader needs to judge the numbers."""
     hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
@@ -48,6 +55,6 @@ def environment(device: torch.device) -> dict[str, Any]:
         "python": platform.python_version(),
         "device": f"{device.type}: {hardware}",
         "threads": torch.get_num_threads(),
-        "command": shlex.join(["fedsat", *sys.argv[1:]]) if Path(sys.argv[0]).name == "fedsat" else None,
+        "command": _command(Path(sys.argv[0]), sys.argv[1:]),
         "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }

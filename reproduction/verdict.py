@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedsat.metrics import Floats
-from fedsat.paper.results import Key, Result, by_cell
-from fedsat.paper.studies import Cell, Study, cells
+from reproduction.results import Key, Result, by_cell
+from reproduction.studies import Cell, Study, cells
 
 
 @dataclass(frozen=True)

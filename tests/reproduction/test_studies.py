@@ -11,13 +11,13 @@ import pytest
 
 import fedsat
 from fedsat.experiment.store import identity
-from fedsat.paper import studies
-from fedsat.paper.document import write_document
-from fedsat.paper.overview import overview
-from fedsat.paper.results import Result, add_results, read_results, results_of
-from fedsat.paper.studies import METHODS, SCALES, STUDIES, Cell, cells, configure, select
-from fedsat.paper.variants import best_variants, read_variant, tuned_text
-from fedsat.paper.verdict import Entry, Verdict, compare, coverage, judge, missing, spearman, verdict_lines
+from reproduction import studies
+from reproduction.document import write_document
+from reproduction.overview import overview
+from reproduction.results import Result, add_results, read_results, results_of
+from reproduction.studies import METHODS, SCALES, STUDIES, Cell, cells, configure, select
+from reproduction.variants import best_variants, read_variant, tuned_text
+from reproduction.verdict import Entry, Verdict, compare, coverage, judge, missing, spearman, verdict_lines
 from tests.support.made_runs import make_run
 
 SIZES = {

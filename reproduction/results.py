@@ -19,7 +19,7 @@ from fedsat.errors import UsageError
 from fedsat.experiment.folder import speaking_of, write_whole
 from fedsat.experiment.store import StoredRun, identity
 from fedsat.experiment.summary import LAST
-from fedsat.paper.studies import Cell, Study
+from reproduction.studies import Cell, Study
 
 COLUMNS = (
     "contender",

@@ -1,4 +1,4 @@
-"""`fedsat paper`: what is run, what is kept, what is shown."""
+"""`python -m reproduction`: what is run, what is kept, what is shown."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from typing import Any
 import pytest
 
 from fedsat.cli.batch import train
-from fedsat.cli.paper import _choice
-from fedsat.paper.results import read_results
-from tests.support.calling import fedsat
+from reproduction.commands import _choice
+from reproduction.results import read_results
+from tests.support.calling import reproduction as fedsat
 
 
 def test_paper(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = fedsat(capsys, "paper", "list")
+    code, out, _ = fedsat(capsys, "list")
     assert code == 0
     assert "figure-scalability" in out
-    call = ["paper", "run", "table-lsmc", "--only", "model=mlp,classes_per_client=2,method=fedavg,scaffold,fedsat"]
+    call = ["run", "table-lsmc", "--only", "model=mlp,classes_per_client=2,method=fedavg,scaffold,fedsat"]
     code, out, _ = fedsat(capsys, *call)
     assert code == 0
     assert "results: runs/paper/table-lsmc-smoke.csv" in out
     assert "3 of 3 runs have their results in" in fedsat(capsys, *call)[1]
     Path("runs/paper/table-lsmc-smoke.csv").unlink()
     assert "3 of 3 runs are done already" in fedsat(capsys, *call)[1]  # the runs themselves are still there
-    code, out, _ = fedsat(capsys, "paper", "show", "table-lsmc", "--results", "runs/paper")
+    code, out, _ = fedsat(capsys, "show", "table-lsmc", "--results", "runs/paper")
     assert code == 0
     assert "90.10" in out
     assert "rank correlation with the paper" in out
@@ -43,7 +43,7 @@ def test_results_are_kept_run_by_run(capsys: pytest.CaptureFixture[str], monkeyp
 
     monkeypatch.setattr("fedsat.cli.batch.train", watched)
     only = ["--only", "dataset=mnist,model=mlp,lr=0.01,method=fedavg,fedprox"]
-    assert fedsat(capsys, "paper", "run", "table-ls", *only)[0] == 0
+    assert fedsat(capsys, "run", "table-ls", *only)[0] == 0
     assert kept == [[], ["fedavg", "fedavg, averaged"]]
     assert {result.line["contender"] for result in read_results(path)} > {"fedavg", "fedprox"}
 
@@ -53,14 +53,14 @@ def test_results_that_cannot_be_kept_are_known_before_training(capsys: pytest.Ca
     path.parent.mkdir(parents=True)
     path.write_text("<<<<<<< HEAD\nwhat,ever\n1,2\n")
     only = ["--only", "dataset=mnist,model=mlp,lr=0.01,method=fedavg"]
-    code, _, err = fedsat(capsys, "paper", "run", "table-ls", *only)
+    code, _, err = fedsat(capsys, "run", "table-ls", *only)
     assert code == 2
     assert "it is not a file of results" in err
     assert list(path.parent.glob("*/")) == []
 
 
 def test_a_run_that_several_cells_show_is_kept_for_each(capsys: pytest.CaptureFixture[str]) -> None:
-    assert fedsat(capsys, "paper", "run", "table-ls", "--only", "dataset=mnist,model=mlp,method=fedavg")[0] == 0
+    assert fedsat(capsys, "run", "table-ls", "--only", "dataset=mnist,model=mlp,method=fedavg")[0] == 0
     lines = [result.line for result in read_results(Path("runs/paper/table-ls-smoke.csv"))]
     shown = [(line["contender"], line["setting"]) for line in lines]
     assert [setting for who, setting in shown if who == "fedavg"] == ["mnist, mlp, lr=0.001", "mnist, mlp, lr=0.01"]
@@ -74,26 +74,26 @@ def test_variants_can_be_chosen() -> None:
 
 
 def test_what_is_missing_is_made_by_the_command_that_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    wanted = ["paper", "show", "tuning", "--scale", "smoke"]
+    wanted = ["show", "tuning", "--scale", "smoke"]
     command = fedsat(capsys, *wanted)[2].partition("make them with: ")[2]
-    assert command == "fedsat paper run tuning --scale smoke --seed 1000\n"
+    assert command == "python -m reproduction run tuning --scale smoke --seed 1000\n"
     only = ["--only", "dataset=mnist,variant=fedlc objective.tau=0.5"]
-    assert fedsat(capsys, *shlex.split(command)[1:], *only)[0] == 0
+    assert fedsat(capsys, *shlex.split(command)[3:], *only)[0] == 0
     assert fedsat(capsys, *wanted)[0] == 0
-    again = fedsat(capsys, *"paper run tuning --scale smoke".split(), *only)[1]
+    again = fedsat(capsys, *"run tuning --scale smoke".split(), *only)[1]
     assert "1 of 1 runs have their results in" in again  # the seed is the tuning's own
 
 
 def test_runs_whose_results_are_kept_are_not_run_again(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    call = ["paper", "run", "table-ls", "--out", "runs/here", "--results", "kept", "--only"]
+    call = ["run", "table-ls", "--out", "runs/here", "--results", "kept", "--only"]
     only = "dataset=mnist,model=mlp,lr=0.01,method=fedavg"
-    monkeypatch.setattr("sys.argv", ["fedsat", *call, only])
+    monkeypatch.setattr("sys.argv", ["reproduction/__main__.py", *call, only])
     assert fedsat(capsys, *call, only)[0] == 0
     line, averaged = [result.line for result in read_results(Path("kept/table-ls-smoke.csv"))]
     assert averaged["contender"] == "fedavg, averaged"
-    assert line["command"] == f"fedsat paper run table-ls --only {only}"  # without folders of this machine
+    assert line["command"] == f"python -m reproduction run table-ls --only {only}"  # without folders of this machine
     shutil.rmtree("runs")
     out = fedsat(capsys, *call, f"{only},fedprox", "--seeds", "2")[1]
     assert "1 of 4 runs have their results in kept/table-ls-smoke.csv already" in out
@@ -109,7 +109,7 @@ def test_runs_whose_results_are_kept_are_not_run_again(
 
 
 def test_changed_settings_are_kept_in_full_and_in_one_order(capsys: pytest.CaptureFixture[str]) -> None:
-    call = ["paper", "run", "table-ls", "--only", "dataset=mnist,model=mlp,lr=0.01,method=fedsat"]
+    call = ["run", "table-ls", "--only", "dataset=mnist,model=mlp,lr=0.01,method=fedsat"]
     for changes in (["gamma=0.5", "algorithm.inertia=0.1"], ["inertia=0.1", "algorithm.gamma=0.5"]):
         sets = [word for change in changes for word in ("--set", change)]
         assert fedsat(capsys, *call, *sets, "--set", "device=cpu")[0] == 0
@@ -118,17 +118,36 @@ def test_changed_settings_are_kept_in_full_and_in_one_order(capsys: pytest.Captu
 
 
 def test_smoke_results_are_shown_without_being_told_where(capsys: pytest.CaptureFixture[str]) -> None:
-    assert fedsat(capsys, "paper", "run", "table-ls", "--only", "dataset=mnist,model=mlp,method=fedavg")[0] == 0
-    assert "2 of 120 cells have results" in fedsat(capsys, "paper", "show", "table-ls")[1]
+    assert fedsat(capsys, "run", "table-ls", "--only", "dataset=mnist,model=mlp,method=fedavg")[0] == 0
+    assert "2 of 120 cells have results" in fedsat(capsys, "show", "table-ls")[1]
 
 
 def test_tuning_takes_its_own_scale_and_keeps_other_datasets(capsys: pytest.CaptureFixture[str]) -> None:
-    call = ["paper", "tune", "--out", "tuned.toml"]
+    call = ["tune", "--out", "tuned.toml"]
     only = ["--only", "dataset=mnist,variant=fedlc objective.tau=0.5"]
-    assert fedsat(capsys, "paper", "run", "tuning", "--scale", "smoke", "--results", "results", *only)[0] == 0
+    assert fedsat(capsys, "run", "tuning", "--scale", "smoke", "--results", "results", *only)[0] == 0
     assert fedsat(capsys, *call)[0] == 2  # smoke chooses nothing
     shutil.copy("results/tuning-smoke.csv", "results/tuning-short.csv")
     Path("tuned.toml").write_text('[cifar10.moon]\n"mu" = 5.0\n[mnist.fedprox]\n"mu" = 1.0\n')
     assert fedsat(capsys, *call)[0] == 0
     chosen = tomllib.loads(Path("tuned.toml").read_text())
     assert chosen == {"cifar10": {"moon": {"mu": 5.0}}, "mnist": {"fedlc": {"objective.tau": 0.5}}}
+
+
+WRONG = [
+    (["run", "table-lx"], "did you mean 'table-ls'?"),
+    (["run", "table-ls", "--only", "mnist"], "--only takes column=value"),
+    (["run", "table-ls", "--scale", "tiny"], "unknown scale"),
+    (["show", "table-ls"], "make them with: python -m reproduction run table-ls --scale full\n"),
+    (["show", "defaults", "--scale", "full"], "python -m reproduction run defaults --scale full\n"),
+    (["tune", "--results", "a b"], "run tuning --scale short --seed 1000 --results 'a b'\n"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "reason"), WRONG)
+def test_wrong_use_is_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str], reason: str) -> None:
+    code, _, err = fedsat(capsys, *arguments)
+    assert code == 2
+    assert reason in err
+    assert err.startswith("python -m reproduction: ")
+    assert err.count("\n") == 1

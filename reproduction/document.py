@@ -9,14 +9,14 @@ import numpy as np
 
 from fedsat.errors import UsageError
 from fedsat.experiment.folder import speaking_of, write_whole
-from fedsat.paper.overview import MEASURES, overview
-from fedsat.paper.results import Result, made_with, read_results, results_file
-from fedsat.paper.studies import STUDIES, Study
-from fedsat.paper.verdict import Entry, compare, coverage, missing, verdict_lines
+from reproduction.overview import MEASURES, overview
+from reproduction.results import Result, made_with, read_results, results_file
+from reproduction.studies import STUDIES, Study
+from reproduction.verdict import Entry, compare, coverage, missing, verdict_lines
 
 HEAD = """# Results
 
-Generated from `results/*.csv` by `fedsat paper write`; no number in the tables is typed by hand.
+Generated from `results/*.csv` by `python -m reproduction write`; no number in the tables is typed by hand.
 
 Accuracy in per cent on the full test set, mean ± deviation over seeds where there are several. *Paper* is the printed
 number, which is that of the best round; *best* is ours in the best round, chosen on test data as the paper's is;
@@ -38,7 +38,7 @@ def write_document(folder: Path, path: Path) -> Path:
         if (results := read_results(results_file(folder, study, scale)))
     }
     if not kept:
-        raise UsageError(f"{folder} holds no results; fedsat paper run makes them")
+        raise UsageError(f"{folder} holds no results; python -m reproduction run makes them")
     parts = [section(STUDIES[name], scale, results) for (name, scale), results in kept.items()]
     if glance := _glance(kept):
         parts.insert(0, glance)

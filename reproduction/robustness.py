@@ -1,8 +1,8 @@
 """Attack × defence: what malicious clients cost each way of aggregating, and how many of them are kept out.
 
     fedsat data get mnist
-    python benchmarks/robustness.py --jobs 8              # runs what results/robustness.csv does not have yet
-    python benchmarks/robustness.py --page                # only writes the tables into docs/robustness.md
+    python -m reproduction.robustness --jobs 8              # runs what results/robustness.csv does not have yet
+    python -m reproduction.robustness --page                # only writes the tables into docs/robustness.md
 
 Every run is a row of the file, appended when it ends; the same command goes on where it was stopped, and shards
 (`--shard 0/4` … `--shard 3/4`) may append to one file at the same time. The most telling runs come first.
@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import fcntl
-import io
 import itertools
 import multiprocessing
 import sys
@@ -26,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from filelock import FileLock
 
 import fedsat
 from fedsat.experiment.config import Config, override
@@ -54,7 +53,7 @@ DEFENCES = [
 ]
 BLIND = ("+median", "+trimmed-mean")
 """Defences that work coordinate by coordinate: the weights of their clients say nothing about who was heard."""
-MARK = "<!-- tables, written by benchmarks/robustness.py --page -->"
+MARK = "<!-- tables, written by python -m reproduction.robustness --page -->"
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,7 @@ class Case:
             ("model", self.model),
             ("rounds", self.rounds),
             ("partition", SPLITS[self.split]),
-            ("attack", "robustness:Absent" if self.attack == ABSENT else self.attack),
+            ("attack", "reproduction.robustness:Absent" if self.attack == ABSENT else self.attack),
             ("attackers", self.attackers),
             ("seed", self.seed),
         ]
@@ -236,14 +235,11 @@ def shares(metrics: Sequence[dict[str, Any]], attackers: set[int]) -> Row:
 def append(row: Row, path: Path) -> None:
     """Add a row to the file, whoever else is writing to it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+", newline="", encoding="utf-8") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        text = io.StringIO()
-        writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-        if file.seek(0, io.SEEK_END) == 0:
+    with FileLock(path.with_name(f".{path.name}.lock")), path.open("a", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        if file.tell() == 0:
             writer.writeheader()
         writer.writerow({key: f"{v:.5f}" if key in MEASURED and v != "" else v for key, v in row.items()})
-        file.write(text.getvalue())
 
 
 def read(path: Path) -> list[Row]:
@@ -277,7 +273,7 @@ def tables(rows: list[Row]) -> Iterator[str]:
         mine = [row for row in rows if (row["dataset"], row["model"], row["rounds"]) == (dataset, model, rounds)]
         seeds = ", ".join(sorted({row["seed"] for row in mine}))
         made = unique(f"fedsat {row['fedsat']}, torch {row['torch']}, {row['device']}" for row in mine)
-        command = f"python benchmarks/robustness.py --dataset {dataset} --model {model} --rounds {rounds}"
+        command = f"python -m reproduction.robustness --dataset {dataset} --model {model} --rounds {rounds}"
         yield f"Made by `{command}`, seeds {seeds}, with {'; '.join(made)}."
         yield "Accuracy is the mean of the last ten rounds, in per cent; means over the seeds."
         yield ""

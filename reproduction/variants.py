@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fedsat.experiment.config import parse_value
 
 if TYPE_CHECKING:
-    from fedsat.paper.results import Result
+    from reproduction.results import Result
 
 GRIDS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "fedprox": ("mu", (0.001, 0.01, 0.1, 1.0)),
@@ -93,7 +93,7 @@ def best_variants(results: Iterable[Result]) -> dict[str, dict[str, dict[str, An
 HEAD = """\
 # Options that were chosen for a method on a dataset: of the grid that its authors give the best, by the mean accuracy
 # of the last ten rounds, on one setting (a cell of table-lsmc) with a seed that no table uses. Written by
-# `fedsat paper tune`. Where nothing is written here a method has its defaults.
+# `python -m reproduction tune`. Where nothing is written here a method has its defaults.
 """
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedsat.paper.results import Result, by_cell
-from fedsat.paper.studies import METHODS, STUDIES, Study, cells
+from reproduction.results import Result, by_cell
+from reproduction.studies import METHODS, STUDIES, Study, cells
 
 TABLES = ("table-ls", "table-lsmc", "table-lqsmc")
 

@@ -1,4 +1,4 @@
-"""`fedsat paper list`, `run`, `show` and `write`."""
+"""`python -m reproduction list`, `run`, `show` and `write`."""
 
 from __future__ import annotations
 
@@ -22,23 +22,25 @@ from fedsat.errors import UsageError, unknown
 from fedsat.experiment.config import Config, full_name
 from fedsat.experiment.folder import speaking_of, write_whole
 from fedsat.experiment.store import ONLY_HOW, Shelf, StoredRun, identity
-from fedsat.paper import SCALES, STUDIES, Study, find
-from fedsat.paper.document import spread, write_document
-from fedsat.paper.results import Key, Result, add_results, read_results, results_file, results_of
-from fedsat.paper.studies import ROUNDS, Cell, cells, configure, select
-from fedsat.paper.variants import best_variants, tuned_text
-from fedsat.paper.verdict import Entry, compare, coverage, verdict_lines
+from reproduction import SCALES, STUDIES, Study, find
+from reproduction.document import spread, write_document
+from reproduction.results import Key, Result, add_results, read_results, results_file, results_of
+from reproduction.studies import ROUNDS, Cell, cells, configure, select
+from reproduction.variants import best_variants, tuned_text
+from reproduction.verdict import Entry, compare, coverage, verdict_lines
 
 app = typer.Typer(help="The paper's tables and figures: run them, and see ours beside its.", rich_markup_mode=None)
 
-Name = Annotated[str, typer.Argument(help="a table or figure, as listed by fedsat paper list", show_default=False)]
+Name = Annotated[
+    str, typer.Argument(help="a table or figure, as listed by python -m reproduction list", show_default=False)
+]
 Results = Annotated[Path, typer.Option("--results", help="folder of the results files")]
 Only = Annotated[
     str | None,
     typer.Option(help="cells to take, such as dataset=mnist,model=lenet5,method=fedavg,fedsat", show_default=False),
 ]
 RESULTS, OUT = Path("results"), Path("runs/paper")
-TUNED = Path(str(files("fedsat.paper") / "tuned.toml"))
+TUNED = Path(str(files("reproduction") / "tuned.toml"))
 CHECKPOINTS = (1, 10, 20, 50, 100, 200, 400)
 """The rounds at which curves are told in a table."""
 
@@ -142,7 +144,7 @@ def tune(
     results: Results = RESULTS,
     out: Annotated[Path, typer.Option(help="the file of choices")] = TUNED,
 ) -> None:
-    """Choose each baseline's options from the kept results of `fedsat paper run tuning`."""
+    """Choose each baseline's options from the kept results of `python -m reproduction run tuning`."""
     study = find("tuning")
     chosen = best_variants(_read(study, study.scale, results)[0])
     with speaking_of(out):
@@ -210,7 +212,7 @@ def _read(study: Study, scale: str | None, folder: Path) -> tuple[list[Result], 
             found = read_results(results_file(place, study, used))
             if found:
                 return found, used
-    command = ["fedsat", "paper", "run", study.name, "--scale", scale or study.scale]
+    command = ["python", "-m", "reproduction", "run", study.name, "--scale", scale or study.scale]
     if study.seed:
         command += ["--seed", str(study.seed)]
     if folder != RESULTS:

@@ -18,7 +18,7 @@ from typing import Any
 from fedsat.errors import UsageError, unknown
 from fedsat.experiment.config import Config, override
 from fedsat.experiment.parts import method_parts
-from fedsat.paper.variants import CHOICE, DEFAULTS, TUNING, read_variant
+from reproduction.variants import CHOICE, DEFAULTS, TUNING, read_variant
 
 METHODS = ("elastic", "fedavg", "fedavgm", "feddyn", "fedlada", "fedlc", "fedprox", "moon", "scaffold", "fedsat")
 """The methods that the paper compares."""
@@ -232,7 +232,7 @@ def cells(study: Study) -> list[Cell]:
 
 
 def _printed_rows(file: str) -> list[dict[str, str]]:
-    text = (files("fedsat.paper") / "printed" / file).read_text(encoding="utf-8")
+    text = (files("reproduction") / "printed" / file).read_text(encoding="utf-8")
     return list(csv.DictReader(text.splitlines()))
 
 
@@ -304,7 +304,7 @@ def _contender(study: Study, cell: Cell, dataset: str) -> tuple[str, list[tuple[
     if study.contender == "variant":
         return read_variant(cell.contender)
     method = cell.contender if study.contender == "method" else "fedsat"
-    tuned = tomllib.loads((files("fedsat.paper") / "tuned.toml").read_text(encoding="utf-8"))
+    tuned = tomllib.loads((files("reproduction") / "tuned.toml").read_text(encoding="utf-8"))
     return method, [(f"algorithm.{key}", value) for key, value in tuned.get(dataset, {}).get(method, {}).items()]
 
 

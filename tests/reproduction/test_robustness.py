@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from robustness import DEFENCES, MARK, Absent, Case, append, done, play, read, shares, tables, write_page
 
 from fedsat.experiment.config import Config
+from reproduction.robustness import DEFENCES, MARK, Absent, Case, append, done, play, read, shares, tables, write_page
 
 
 def case(defence: str, attack: str, attackers: float) -> Case:
