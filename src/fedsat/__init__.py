@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 # Before torch is loaded: its threads wait for each other at every operation, by spinning, and without a bound that ends
-# in futile turns of a core that somebody else needs. On a busy machine runs stalled for minutes (docs/engine.md).
+# in futile turns of a core that somebody else needs. On a busy machine runs stalled for minutes (docs/measurements/engine.md).
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 from fedsat import data

@@ -152,7 +152,7 @@ def test_bf16_changes_few_predictions(model: str) -> None:
     with torch.no_grad():
         exact, half = (ModuleNetwork(module, False, half)(*weights, x).logits for half in (False, True))
     assert not torch.equal(exact, half)
-    assert int((exact.argmax(-1) != half.argmax(-1)).sum()) <= 10  # the 1 % of docs/engine.md
+    assert int((exact.argmax(-1) != half.argmax(-1)).sum()) <= 10  # the 1 % of docs/measurements/engine.md
 
 
 class Viewing(nn.Module):

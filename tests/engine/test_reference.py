@@ -39,10 +39,10 @@ def plain_training(engine: SequentialEngine, rounds: int, fedsat: bool) -> Tenso
     size = len(flat(model))
     v, v_clients = torch.zeros(size).double(), torch.zeros(federation.clients, size).double()
     for number in range(1, rounds + 1):
-        called = sample_clients(3, number, federation.clients, CALLS.per_round).tolist()
+        sampled = sample_clients(3, number, federation.clients, CALLS.per_round).tolist()
         start_point = flat(model)
         locals_, steps = [], []
-        for k in called:
+        for k in sampled:
             x, y = samples(engine, k)
             local = copy.deepcopy(model)
             drift = 0.9 * (v - v_clients[k])
@@ -71,9 +71,9 @@ def plain_training(engine: SequentialEngine, rounds: int, fedsat: bool) -> Tenso
             locals_.append(local)
             steps.append(count)
             v_clients[k] = (start_point - flat(local)) / (training.lr * count) - drift
-        weights = np.array([len(federation.indices(k)) for k in called], dtype=np.float64)
+        weights = np.array([len(federation.indices(k)) for k in sampled], dtype=np.float64)
         if fedsat:
-            weights = priority_weights(engine, locals_, called, number)
+            weights = priority_weights(engine, locals_, sampled, number)
         weights = weights / weights.sum()
         target = sum(w * flat(local) for w, local in zip(weights, locals_, strict=True))
         assert isinstance(target, Tensor)
@@ -105,9 +105,9 @@ def costs(confusion: Tensor, labels: Tensor, predicted: Tensor) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-def priority_weights(engine: SequentialEngine, locals_: list[nn.Module], called: list[int], number: int) -> np.ndarray:
+def priority_weights(engine: SequentialEngine, locals_: list[nn.Module], sampled: list[int], number: int) -> np.ndarray:
     """ϑ = P_k (soft), σ = 2; without the floor on effective clients."""
-    workers = sample_workers(3, number, engine.federation.clients, np.array(called), CALLS.workers)
+    workers = sample_workers(3, number, engine.federation.clients, np.array(sampled), CALLS.workers)
     classes = engine.federation.dataset.classes
     scores, accuracies = [], []
     for local, row in zip(locals_, workers, strict=True):

@@ -254,9 +254,9 @@ def test_a_vanished_worker_adds_nothing(clouds: Path) -> None:
     for client in range(5):
         grid.faults[node_of(grid, client)] = only_for("evaluate.measure", silent)
     run = play(grid, config)
-    called = run.metrics[0]["clients"]
-    assert len(called) == 3
-    assert notes(run, 1).keys() == set(range(5)) - set(called)
+    sampled = run.metrics[0]["clients"]
+    assert len(sampled) == 3
+    assert notes(run, 1).keys() == set(range(5)) - set(sampled)
 
 
 @pytest.mark.parametrize("missing", [False, True], ids=["all answer", "one worker vanishes"])

@@ -1,4 +1,4 @@
-"""FederationState methods. Read `base`, then `fedsat`; a method of your own is a subclass of `Algorithm`."""
+"""Federated methods. Start with `base`, then `fedsat`. To add a method, subclass `Algorithm`."""
 
 from fedsat.algorithms.aggregator import Aggregator, aggregators
 from fedsat.algorithms.base import (

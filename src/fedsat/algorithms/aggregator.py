@@ -1,8 +1,8 @@
-"""How the updates of a round's clients become one: the weighted mean, or one that a few bad clients cannot carry off.
+"""Aggregators: the weighted mean of the clients' updates, or a robust replacement for it.
 
-An aggregator can be put on any method. It first says whose updates count (`select`, multi-Krum's part), then forms
-the centre of the clients' trees (`centre`, the median's and the trimmed mean's part). What a method averages besides
-the model (SCAFFOLD's controls, FedDyn's duals, …) goes through the same functions.
+Every method accepts every aggregator. An aggregator first chooses whose updates count (`select`, used by multi-Krum),
+then computes the centre of the clients' trees (`centre`, used by the median and the trimmed mean). Whatever a method
+averages besides the model (SCAFFOLD's controls, FedDyn's duals, …) uses the same functions.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ class Aggregator:
     """The weighted mean, Σ_k w_k · tree_k."""
 
     selects: ClassVar[bool] = False
-    """Whether weights depend on the updates, so that `select` is to be called."""
+    """Whether the weights depend on the updates, so that `select` must be called."""
 
     def __post_init__(self) -> None:
         check(self, "aggregator")
 
     def select(self, client_updates: Tree, weights: Tensor) -> Tensor:
-        """The weights of the clients that count, with sum 1, from their updates θ_k − Θ and first weights."""
+        """Return the final weights, with sum 1, given the updates θ_k − Θ and the initial weights."""
         del client_updates
         return weights
 
     def centre(self, tree: Tree, weights: Tensor) -> Tree:
-        """The middle of the clients' trees."""
+        """Return the centre of the clients' trees."""
         return weighted_sum(tree, weights)
 
     def total(self, tree: Tree, weights: Tensor) -> Tree:
-        """Σ_k tree_k over the round's clients, for what a method adds up whatever the weights."""
+        """Return Σ_k tree_k over the round's clients, for sums that do not depend on the weights."""
         del weights
         return tree_map(lambda tensor: tensor.sum(0), tree)
 
@@ -47,15 +47,15 @@ aggregators: Registry[Aggregator] = Registry("aggregator", Aggregator)
 aggregators.register("mean")(Aggregator)
 
 
-Hostile = Annotated[float, Option("share of a round's clients that may be hostile", at_least=0, below=0.5)]
+Hostile = Annotated[float, Option("share of a round's clients that may be malicious", at_least=0, below=0.5)]
 
 
 @dataclass(frozen=True)
 class Robust(Aggregator):
-    """Aggregators that treat clients alike: weights only say who counts, namely all whose weight is not 0."""
+    """Base of aggregators that treat all clients with a non-zero weight alike."""
 
     def total(self, tree: Tree, weights: Tensor) -> Tree:
-        """As many times the centre as there are clients: the sum, were all clients like those in the middle."""
+        """Return the centre times the number of clients, a robust estimate of the sum."""
         counted = (weights > 0).to(weights)
         return tree_map(lambda tensor: len(weights) * tensor, self.centre(tree, counted / counted.sum()))
 
@@ -63,10 +63,10 @@ class Robust(Aggregator):
 @aggregators.register("median")
 @dataclass(frozen=True)
 class CoordinateMedian(Robust):
-    """The median of each coordinate (Yin et al. 2018), which stands up to anything short of half the clients."""
+    """The median of each coordinate (Yin et al. 2018), robust against any minority of malicious clients."""
 
     def centre(self, tree: Tree, weights: Tensor) -> Tree:
-        """The middle value, or the mean of the two middle ones."""
+        """Return the middle value, or the mean of the two middle ones."""
         counted = weights > 0
         return tree_map(lambda tensor: _middle(tensor[counted], (int(counted.sum()) - 1) // 2), tree)
 
@@ -79,7 +79,7 @@ class TrimmedMean(Robust):
     hostile: Hostile = 0.3
 
     def centre(self, tree: Tree, weights: Tensor) -> Tree:
-        """As many values are left out at either end as clients may be hostile."""
+        """Return the mean without as many values at either end as there may be malicious clients."""
         counted = weights > 0
         suspects = suspected(self.hostile, int(counted.sum()))
         return tree_map(lambda tensor: _middle(tensor[counted], suspects), tree)
@@ -88,19 +88,23 @@ class TrimmedMean(Robust):
 @aggregators.register("damped-mean")
 @dataclass(frozen=True)
 class DampedMean(Aggregator):
-    """The weighted mean in which updates far longer or shorter than the median one weigh less.
+    """The weighted mean with lower weights for updates far longer or shorter than the median.
 
-    Norm clipping (Sun et al. 2019) shortens a long update to the limit, where it still brings as much as any; here
-    it brings the less the longer it is. A update that is next to nothing would take weight from those who trained.
+    Norm clipping (Sun et al. 2019) shortens a long update to the limit, where it still contributes as much as any
+    other. Here, the longer an update, the less it contributes. Very short updates lose weight too, because they would
+    take it from clients that trained.
     """
 
     selects: ClassVar[bool] = True
 
-    longest: Annotated[float, Option("medians of the round's lengths above which a update is damped", above=0)] = 1.5
-    shortest: Annotated[float, Option("medians below which it is damped; 0: never", at_least=0)] = 0.2
+    longest: Annotated[float, Option("damp updates longer than this many times the round's median", above=0)] = 1.5
+    shortest: Annotated[float, Option("damp updates shorter than this many medians; 0: never", at_least=0)] = 0.2
 
     def select(self, client_updates: Tree, weights: Tensor) -> Tensor:
-        """w_k · min(1, (longest/r_k)², (r_k/shortest)²), normalised; r_k is ‖θ_k − Θ‖ over the median of who moved."""
+        """Return w_k · min(1, (longest/r_k)², (r_k/shortest)²), normalised.
+
+        r_k is ‖θ_k − Θ‖ divided by the median over the clients with a non-zero update.
+        """
         lengths = norms(client_updates)
         moved = (weights > 0) & (lengths > 0)
         if not bool(moved.any()):
@@ -113,7 +117,7 @@ class DampedMean(Aggregator):
         return damped / damped.sum()
 
     def total(self, tree: Tree, weights: Tensor) -> Tree:
-        """As many times the centre as there are clients."""
+        """Return the centre times the number of clients."""
         return tree_map(lambda tensor: len(weights) * tensor, self.centre(tree, weights))
 
 
@@ -127,9 +131,9 @@ class MultiKrum(Robust):
     hostile: Hostile = 0.3
 
     def select(self, client_updates: Tree, weights: Tensor) -> Tensor:
-        """The weights of the K − f clients of the lowest scores, f the clients that may be hostile.
+        """Return the weights of the K − f clients with the lowest scores, where f clients may be malicious.
 
-        A client's score is the sum of squared distances to its K − f − 2 nearest others.
+        The score of a client is the sum of the squared distances to its K − f − 2 nearest neighbours.
         """
         places = torch.nonzero(weights > 0).flatten()
         clients = len(places)
@@ -137,9 +141,9 @@ class MultiKrum(Robust):
         squares = torch.zeros(clients, clients, dtype=torch.float64, device=weights.device)
         for tensor in client_updates.values():
             rows = tensor[places].reshape(clients, -1).double()
-            # By differences, row by row: ‖a‖² − 2ab + ‖b‖² would lose small distances beside large norms.
+            # Differences, because ‖a‖² − 2ab + ‖b‖² would lose small distances between long updates.
             squares += torch.stack([(rows - row).square().sum(1) for row in rows])
-        # The smallest number of each row is the client's distance to itself, 0.
+        # The smallest value of each row is the client's distance to itself, 0.
         scores = squares.sort(dim=1).values[:, 1 : 1 + max(1, clients - suspects - 2)].sum(1)
         chosen = places[scores.argsort(stable=True)[: clients - suspects]]
         kept = torch.zeros_like(weights)
@@ -148,7 +152,7 @@ class MultiKrum(Robust):
 
 
 def norms(client_updates: Tree) -> Tensor:
-    """‖θ_k − Θ‖ of every client, [K]."""
+    """Return ‖θ_k − Θ‖ of every client, [K]."""
     norm = torch.linalg.vector_norm
     lengths = [norm(tensor.reshape(len(tensor), -1), dim=1, dtype=torch.float64) for tensor in client_updates.values()]
     length: Tensor = norm(torch.stack(lengths), dim=0)
@@ -156,11 +160,11 @@ def norms(client_updates: Tree) -> Tensor:
 
 
 def suspected(share: float, clients: int) -> int:
-    """How many of so many clients may be hostile: the share rounded up, but fewer than half."""
+    """Return the assumed number of malicious clients: the share rounded up, but less than half."""
     return min(math.ceil(share * clients - 1e-9), (clients - 1) // 2)
 
 
 def _middle(tensor: Tensor, left_out: int) -> Tensor:
-    """The mean over the first axis without the `left_out` largest and smallest values of each coordinate."""
+    """Return the mean over the first axis without the `left_out` largest and smallest values of each coordinate."""
     ordered = tensor.sort(dim=0).values
     return ordered[left_out : len(ordered) - left_out].mean(0)

@@ -1,21 +1,22 @@
-"""What a federated method is: a few small functions, each with FedAvg's behaviour as its default.
+"""The interface of a federated method: a few small functions whose defaults implement FedAvg.
 
-A local round of client k, and the end of a round at the server, in the order the engines call them:
+Engines call them in this order, first for the local training of client k, then at the server:
 
     begin(task)                        -> carry          once, before the first step
     penalty(task, carry, outputs, …)   -> tensor | None  added to the objective's loss of every sample
-    pull(task, carry, params)          -> tree | None    added to the gradient, whatever that is
+    pull(task, carry, params)          -> tree | None    added to the gradient, independent of its value
     step(task, carry, params, grads)   -> params, carry  one step of local training
     end(task, carry, result)           -> state, upload  what the client keeps, what it sends besides its model
     aggregate(server, updates, weights) -> server        the next global model and the server's memory
 
-Everything a method knows is handed in and returned; nothing hides in `self`, which holds only
-hyper-parameters. Tensors of clients carry the client as first axis (see `fedsat.tree`), one client or many.
-`penalty`, `pull` and `step` never branch on a tensor's values, and what `begin` returns and `step` hands on have the
-same names and shapes: engines run many clients at once and record these functions as graphs. All but `penalty` are
-called without gradients being tracked.
-What a sample costs (`Objective`), how much a client weighs (`Weighting`) and how updates become one (`Aggregator`)
-are parts of their own, so that each can be put on any method.
+All state is passed in and returned; `self` holds only hyper-parameters. The first axis of client tensors is the client,
+even for a single client (see `fedsat.tree`).
+
+Engines train many clients at once and capture `penalty`, `pull` and `step` as graphs. These functions must not branch
+on tensor values, and the carry must keep its names and shapes. Gradients are tracked only in `penalty`.
+
+The loss of a sample (`Objective`), the weight of a client (`Weighting`) and the way updates are combined (`Aggregator`)
+are separate parts, so each can be used with any method.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Server:
-    """What the server knows between rounds: the global model Θ and the method's memory."""
+    """The state of the server between rounds: the global model Θ and the method's memory."""
 
     model: Model
     memory: State = field(default_factory=dict)
@@ -53,7 +54,7 @@ class Server:
 
 @dataclass(frozen=True)
 class Batch:
-    """One batch of every client: inputs [C, B, …], labels [C, B], and which entries are real, not padding."""
+    """One batch of every client: inputs [C, B, …], labels [C, B], and a mask that is False for padding, [C, B]."""
 
     x: Tensor
     y: Tensor
@@ -62,7 +63,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Outputs:
-    """What the network says of a batch: logits [C, B, m], and, where a method asks, the input of its last layer."""
+    """The outputs of the network: logits [C, B, m] and, for methods that use it, the input of the last layer."""
 
     logits: Tensor
     features: Tensor | None = None
@@ -72,33 +73,33 @@ class Network(Protocol):
     """The network as a function of stacked weights, in evaluation mode."""
 
     def __call__(self, params: Tree, buffers: Tree, x: Tensor) -> Outputs:
-        """The outputs for x [C, B, …]; differentiable in `params`, leaves `buffers` alone."""
+        """Return the outputs for x [C, B, …], differentiable in `params`, without changing `buffers`."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """The local round of one or more clients, as a method sees it. C is the number of clients."""
+    """The local training of C clients in one round, as a method sees it."""
 
     start: Model
     """Θ_t, the received model (no client axis)."""
     received: State
-    """What `broadcast` sent along (no client axis)."""
+    """The result of `broadcast` (no client axis)."""
     state: State
-    """What each client kept from its last participation."""
+    """The state that each client kept from its last participation."""
     class_counts: Tensor
-    """Samples of each class a client holds, [C, m]."""
+    """Number of samples per client and class, [C, m]."""
     lr: float
     """η, the local learning rate of this round."""
     epochs: int
-    """E, the local epochs."""
+    """E, the number of local epochs."""
     network: Network
     examples: Callable[[], Iterator[Batch]]
-    """One pass over each client's samples in batches, unshuffled and not augmented."""
+    """Iterate once over each client's samples in batches, without shuffling or augmentation."""
 
 
 @dataclass(frozen=True)
 class LocalResult:
-    """What local training made of a task: the clients' models θ_k and the steps K_k they took, [C]."""
+    """The result of local training: the clients' models θ_k and the numbers of steps K_k, [C]."""
 
     params: Tree
     buffers: Tree
@@ -107,29 +108,29 @@ class LocalResult:
 
 @dataclass(frozen=True)
 class Updates:
-    """What the server received in a round, stacked over the K clients that answered."""
+    """What the server received in a round, stacked over the K clients that responded."""
 
     clients: Tensor
     model: Model
     uploads: State
     sizes: Tensor
-    """n_k, samples."""
+    """n_k, number of samples."""
     steps: Tensor
-    """K_k, local steps taken."""
+    """K_k, number of local steps."""
     lr: float
     epochs: int
     population: int
-    """N, the clients of the federation, called or not."""
+    """N, the number of all clients, sampled or not."""
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """A federated method; as it stands, FedAvg."""
+    """Base class of federated methods. Its defaults implement FedAvg."""
 
     server_lr: Annotated[float, Option("η_g, global learning rate", above=0)] = 1.0
-    objective: Annotated[Objective, Option("what a sample costs", among=objectives)] = CrossEntropy()
-    weighting: Annotated[Weighting, Option("how much a client weighs", among=weightings)] = BySamples()
-    aggregator: Annotated[Aggregator, Option("how updates become one", among=aggregators)] = Aggregator()
+    objective: Annotated[Objective, Option("loss of a sample", among=objectives)] = CrossEntropy()
+    weighting: Annotated[Weighting, Option("weight of a client", among=weightings)] = BySamples()
+    aggregator: Annotated[Aggregator, Option("how updates are combined", among=aggregators)] = Aggregator()
 
     uses_features: ClassVar[bool] = False
     """Whether `penalty` reads `outputs.features`."""
@@ -138,73 +139,73 @@ class Algorithm:
         check(self, "algorithm")
 
     def initial_memory(self, model: Model) -> State:
-        """The server's memory before the first round."""
+        """Return the server's memory before the first round."""
         del model
         return {}
 
     def broadcast(self, server: Server) -> State:
-        """What goes down to the clients besides the model."""
+        """Return what the server sends to clients besides the model."""
         del server
         return {}
 
     def initial_client_state(self, model: Model) -> State:
-        """The state of a client that takes part for the first time and received `model` (no client axis)."""
+        """Return the state of a client that participates for the first time (no client axis); `model` is Θ."""
         del model
         return {}
 
     def begin(self, task: Task) -> State:
-        """Prepare a local round: what `penalty` and `step` need at hand."""
+        """Prepare local training: return what `penalty` and `step` need."""
         del task
         return {}
 
     def penalty(self, task: Task, carry: State, outputs: Outputs, batch: Batch) -> Tensor | None:
-        """What the method adds to the loss of each sample, [C, B]; None for nothing."""
+        """Return the method's term in the loss of each sample, [C, B], or None."""
         del task, carry, outputs, batch
         return None
 
     def pull(self, task: Task, carry: State, params: Tree) -> Tree | None:
-        """What the method adds to the gradient of every step, whatever the gradient is; None for nothing."""
+        """Return the method's term in the gradient of every step, or None. It must not depend on the gradient."""
         del task, carry, params
         return None
 
     def step(self, task: Task, carry: State, params: Tree, grads: Tree) -> tuple[Tree, State]:
-        """One local step: θ ← θ − η (∇L + pull)."""
+        """Take one local step: θ ← θ − η (∇L + pull)."""
         pull = self.pull(task, carry, params)
         return descend(params, grads if pull is None else add(grads, pull), task.lr), carry
 
     @property
     def descends(self) -> bool:
-        """Whether `step` is the one above: engines then take it in place, without forming ∇L where they can."""
+        """Whether `step` is the default one. Engines may then apply it in place, without storing ∇L."""
         return type(self).step is Algorithm.step
 
     def end(self, task: Task, carry: State, result: LocalResult) -> tuple[State, State]:
-        """Finish a local round: the client's new state, and what it uploads besides its model."""
+        """Finish local training: return the client's new state and what it uploads besides its model."""
         del task, carry, result
         return {}, {}
 
     def aggregate(self, server: Server, updates: Updates, weights: Tensor) -> Server:
-        """Θ ← Θ − η_g Σ_k w_k (Θ − θ_k), or another aggregator; buffers are combined alike."""
+        """Update the model: Θ ← Θ − η_g Σ_k w_k (Θ − θ_k), or the aggregator's replacement; likewise for buffers."""
         return replace(
             server, model=self.advance(server.model, self.update(server.model, updates, weights), updates, weights)
         )
 
     def update(self, model: Model, updates: Updates, weights: Tensor) -> Tree:
-        """Σ_k w_k (θ_k − Θ), or what the aggregator puts in its place."""
+        """Return Σ_k w_k (θ_k − Θ), or the aggregator's replacement for it."""
         return self.aggregator.centre(client_updates(model, updates), weights)
 
     def advance(self, model: Model, update: Tree, updates: Updates, weights: Tensor) -> Model:
-        """Θ + η_g · update; buffers take no part in a method's update, they are the clients' own combined."""
+        """Return Θ + η_g · update. Buffers are aggregated directly; the method's update does not apply to them."""
         params = add(model.params, update, self.server_lr)
         return Model(params, aggregate_buffers(updates.model.buffers, weights, self.aggregator))
 
     def reported_models(self, server: Server) -> dict[str, Model]:
-        """Models that the method's authors evaluate besides the one sent to clients, by name."""
+        """Return, by name, models that the method's authors evaluate besides the one sent to clients."""
         del server
         return {}
 
 
 def checked(state: State, hook: str) -> State:
-    """What a hook returned, if it is named trees; otherwise an error that says what was expected."""
+    """Return the result of a hook if it consists of named trees, otherwise raise an error."""
     for name, tree in state.items() if isinstance(state, dict) else [("", state)]:
         if not isinstance(tree, dict) or not all(isinstance(tensor, Tensor) for tensor in tree.values()):
             found = f"{type(tree).__name__} under {name!r}" if name else type(tree).__name__
@@ -216,38 +217,38 @@ def checked(state: State, hook: str) -> State:
 
 
 def descend(params: Tree, direction: Tree, lr: float) -> Tree:
-    """θ − η · direction."""
+    """Return θ − η · direction."""
     return add(params, direction, -lr)
 
 
 def client_updates(model: Model, updates: Updates) -> Tree:
-    """θ_k − Θ of every client."""
+    """Return θ_k − Θ of every client."""
     return tree_map(torch.sub, updates.model.params, model.params)
 
 
 def step_direction(start: Tree, end: Tree, lr: float, steps: Tensor) -> Tree:
-    """(Θ − θ_k)/(η K_k): what a client went along in a step of its round, on average, in units of a gradient."""
+    """Return (Θ − θ_k)/(η K_k), the mean direction of a client's steps in units of a gradient."""
     return tree_map(lambda x, y: (x - y) / (lr * per_client(steps, y)), start, end)
 
 
 def differentiable(task: Task) -> Model:
-    """The received model as every client's own, its parameters open to `gradient`."""
+    """Return one copy of the received model per client, with parameters that require gradients."""
     clients = len(task.class_counts)
     params = tree_map(lambda tensor: tensor.detach().requires_grad_(), expand(task.start.params, clients))
     return Model(params, expand(task.start.buffers, clients))
 
 
 def gradient(costs: Tensor, params: Tree) -> Tree:
-    """The gradient of each client's cost, costs [C], by its own parameters."""
+    """Return the gradient of each client's cost (costs [C]) with respect to its parameters."""
     return dict(
         zip(params, torch.autograd.grad(costs.sum(), list(params.values()), materialize_grads=True), strict=True)
     )
 
 
 def aggregate_buffers(buffers: Tree, weights: Tensor, aggregator: Aggregator) -> Tree:
-    """Floating buffers combined as the updates are; whole-number counters take the maximum.
+    """Aggregate floating-point buffers like updates; integer counters take the maximum.
 
-    The mean is taken around the first client's, so that what all clients share stays as it is to the last bit.
+    Averaging offsets from the first client keeps values that all clients share exactly unchanged.
     """
     floats = {name: tensor for name, tensor in buffers.items() if tensor.is_floating_point()}
     offsets = aggregator.centre(tree_map(lambda tensor: tensor - tensor[0], floats), weights)

@@ -1,10 +1,10 @@
-"""Elastic aggregation (Chen et al. 2023): parameters to which the outputs are sensitive move less.
+"""Elastic aggregation (Chen et al. 2023): parameters to which the outputs are sensitive change less.
 
-Before training, at the received model Θ and without labels, every client measures for each parameter
+Before training, every client computes its sensitivity at the received model Θ, without labels:
 
-    ω ← μ ω + (1−μ) |∂ mean(F(Θ; batch)²) / ∂Θ|        over its batches, F the logits
+    ω ← μ ω + (1−μ) |∂ mean(F(Θ; batch)²) / ∂Θ|        over its batches, where F are the logits
 
-The server forms Ω = Σ w_k ω_k and moves every element by its own share ζ = 1 + τ − Ω/max Ω, the maximum taken
+The server computes Ω = Σ w_k ω_k and scales each element of the update by ζ = 1 + τ − Ω/max Ω, where the maximum is
 over the elements of the tensor.
 """
 
@@ -33,13 +33,13 @@ from fedsat.tree import State, per_client, tree_map, zeros_like
 @algorithms.register("elastic")
 @dataclass(frozen=True)
 class Elastic(Algorithm):
-    """FedAvg, but parameters to which the outputs are sensitive move less (Chen et al. 2023)."""
+    """FedAvg with smaller updates of parameters to which the outputs are sensitive (Chen et al. 2023)."""
 
-    tau: Annotated[float, Option("τ, share by which the most sensitive parameter moves", at_least=0)] = 0.5
-    mu: Annotated[float, Option("μ, memory of the sensitivity from batch to batch", at_least=0, below=1)] = 0.95
+    tau: Annotated[float, Option("τ, factor on the update of the most sensitive parameter", at_least=0)] = 0.5
+    mu: Annotated[float, Option("μ, decay of the sensitivity's running mean over batches", at_least=0, below=1)] = 0.95
 
     def begin(self, task: Task) -> State:
-        """ω, in evaluation mode; divided by 1 − μ^B, so that clients of few batches count as much as others."""
+        """Compute ω in evaluation mode, divided by 1 − μ^B to remove the bias against clients with few batches."""
         model = differentiable(task)
         sensitivity = zeros_like(model.params)
         batches = torch.zeros(len(task.class_counts), dtype=torch.float64, device=task.class_counts.device)
@@ -49,7 +49,7 @@ class Elastic(Algorithm):
                 logits = task.network(model.params, model.buffers, batch.x).logits
                 squares = logits.square().mean(-1).masked_fill(~batch.real, 0.0)
                 grads = gradient(squares.sum(1) / real.clamp(min=1), model.params)
-            given = (real > 0).to(batches)  # a client that has no batch left is padded: its sensitivity stays
+            given = (real > 0).to(batches)  # 0 where a client has no batch left and the batch is padding
             news = (1 - self.mu) * given
             sensitivity = tree_map(
                 lambda omega, g, share=news: omega + per_client(share, g) * (g.abs() - omega), sensitivity, grads
@@ -59,17 +59,17 @@ class Elastic(Algorithm):
         return {"sensitivity": tree_map(lambda omega: omega / per_client(bias, omega), sensitivity)}
 
     def end(self, task: Task, carry: State, result: LocalResult) -> tuple[State, State]:
-        """Nothing is kept; ω goes up."""
+        """Upload ω and keep nothing."""
         del task, result
         return {}, {"sensitivity": carry["sensitivity"]}
 
     def aggregate(self, server: Server, updates: Updates, weights: Tensor) -> Server:
-        """Θ ← Θ + η_g ζ ⊙ Σ_k w_k (θ_k − Θ)."""
+        """Update the model: Θ ← Θ + η_g ζ ⊙ Σ_k w_k (θ_k − Θ)."""
         shares = tree_map(self.share, self.aggregator.centre(updates.uploads["sensitivity"], weights))
         update = tree_map(torch.mul, shares, self.update(server.model, updates, weights))
         return Server(self.advance(server.model, update, updates, weights))
 
     def share(self, sensitivity: Tensor) -> Tensor:
-        """ζ of a tensor's elements, in [τ, 1 + τ]; 1 where nothing depends on the tensor."""
+        """Return ζ of a tensor's elements, in [τ, 1 + τ]; 1 if the outputs do not depend on the tensor."""
         largest = sensitivity.amax()
         return torch.where(largest > 0, 1 + self.tau - sensitivity / largest, 1.0)

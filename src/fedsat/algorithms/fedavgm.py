@@ -1,4 +1,4 @@
-"""FedAvgM (Hsu, Qi, Brown 2019): momentum at the server."""
+"""FedAvgM (Hsu et al. 2019): FedAvg with server momentum."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from fedsat.tree import State, tree_map, zeros_like
 @algorithms.register("fedavgm")
 @dataclass(frozen=True)
 class FedAvgM(Algorithm):
-    """FedAvg with momentum at the server (Hsu et al. 2019)."""
+    """FedAvg with server momentum (Hsu et al. 2019)."""
 
-    momentum: Annotated[float, Option("β, momentum; steps come to η/(1−β) in the long run", at_least=0, below=1)] = 0.9
-    nesterov: Annotated[bool, Option("Nesterov's form, the better one under strong skew, or plain momentum")] = True
+    momentum: Annotated[float, Option("β, momentum; steps grow to η/(1−β) in the long run", at_least=0, below=1)] = 0.9
+    nesterov: Annotated[bool, Option("Nesterov momentum, better under strong skew, instead of plain momentum")] = True
 
     def initial_memory(self, model: Model) -> State:
-        """v = 0."""
+        """Return v = 0."""
         return {"momentum": zeros_like(model.params)}
 
     def aggregate(self, server: Server, updates: Updates, weights: Tensor) -> Server:
-        """v ← β v + Δ; Θ ← Θ + η_g v, or Θ + η_g (Δ + β v) in Nesterov's form; Δ = Σ_k w_k (θ_k − Θ)."""
+        """Update v ← β v + Δ, then Θ ← Θ + η_g v (Nesterov: Θ + η_g (Δ + β v)), with Δ = Σ_k w_k (θ_k − Θ)."""
         update = self.update(server.model, updates, weights)
         momentum = tree_map(lambda v, d: self.momentum * v + d, server.memory["momentum"], update)
         ahead = tree_map(lambda v, d: d + self.momentum * v, momentum, update) if self.nesterov else momentum

@@ -1,11 +1,11 @@
-"""FedDyn (Acar et al. 2021): every client's loss gets a linear and a quadratic term that change with its rounds.
+"""FedDyn (Acar et al. 2021): dynamic linear and quadratic terms in every client's loss.
 
     θ ← θ − η (∇L + α (θ − Θ + λ_k))          λ_k ← λ_k + θ_k − Θ
     Θ ← mean of the active θ_k + mean of all clients' λ
 
-λ_k = −g_k/α in the paper's notation; this form of the authors' code does not divide by α. Clients that never took
-part count with λ = 0. The server keeps the mean λ, which it can form from the models it receives. Where the method
-has settled, ∇L_k(Θ) = −α λ_k for every client, and the λ_k sum to zero.
+In the paper's notation, λ_k = −g_k/α. This form is from the authors' code and avoids dividing by α. Clients that never
+participated have λ = 0. The server keeps the mean λ, which it computes from the models it receives. At convergence,
+∇L_k(Θ) = −α λ_k for every client, and the λ_k sum to zero.
 """
 
 from __future__ import annotations
@@ -34,39 +34,39 @@ from fedsat.tree import State, Tree, tree_map, zeros_like
 @algorithms.register("feddyn")
 @dataclass(frozen=True)
 class FedDyn(Algorithm):
-    """Local losses regularised until their minima are the federation's (Acar et al. 2021)."""
+    """Dynamic regularisation that aligns local minima with the global one (Acar et al. 2021)."""
 
-    server_lr: Annotated[float, Option("η_g; the method has no other than 1", at_least=1, at_most=1)] = 1.0
-    weighting: Annotated[Weighting, Option("how much a client weighs", among=weightings)] = Uniform()
+    server_lr: Annotated[float, Option("η_g, always 1 in this method", at_least=1, at_most=1)] = 1.0
+    weighting: Annotated[Weighting, Option("weight of a client", among=weightings)] = Uniform()
     alpha: Annotated[float, Option("α, strength of the dynamic regularisation", above=0)] = 0.01
 
     def initial_memory(self, model: Model) -> State:
-        """The mean of all λ_k, 0 at first."""
+        """Return the mean of all λ_k, initially 0."""
         return {"mean_dual": zeros_like(model.params)}
 
     def initial_client_state(self, model: Model) -> State:
-        """λ_k = 0."""
+        """Return λ_k = 0."""
         return {"dual": zeros_like(model.params)}
 
     def pull(self, task: Task, carry: State, params: Tree) -> Tree:
-        """θ ← θ − η (∇L + α (θ − Θ + λ_k))."""
+        """Return α (θ − Θ + λ_k)."""
         del carry
         return tree_map(lambda y, x, dual: self.alpha * (y - x + dual), params, task.start.params, task.state["dual"])
 
     def end(self, task: Task, carry: State, result: LocalResult) -> tuple[State, State]:
-        """λ_k + θ_k − Θ."""
+        """Update λ_k ← λ_k + θ_k − Θ."""
         del carry
         moved = tree_map(torch.sub, result.params, task.start.params)
         return {"dual": tree_map(torch.add, task.state["dual"], moved)}, {}
 
     def aggregate(self, server: Server, updates: Updates, weights: Tensor) -> Server:
-        """λ̄ ← λ̄ + (1/N) Σ_k (θ_k − Θ), over all N clients; Θ ← Σ_k w_k θ_k + λ̄."""
+        """Update λ̄ ← λ̄ + (1/N) Σ_k (θ_k − Θ), where N counts all clients, then Θ ← Σ_k w_k θ_k + λ̄."""
         moved = self.aggregator.total(client_updates(server.model, updates), weights)
         mean_dual = tree_map(lambda dual, sums: dual + sums / updates.population, server.memory["mean_dual"], moved)
         mean = super().aggregate(server, updates, weights).model
         return Server(Model(tree_map(torch.add, mean.params, mean_dual), mean.buffers), {"mean_dual": mean_dual})
 
     def reported_models(self, server: Server) -> dict[str, Model]:
-        """The mean of the active clients' models, Θ − λ̄, which the authors evaluate."""
+        """Return the mean of the active clients' models, Θ − λ̄, which the authors evaluate."""
         params = tree_map(torch.sub, server.model.params, server.memory["mean_dual"])
         return {"active-mean": Model(params, server.model.buffers)}

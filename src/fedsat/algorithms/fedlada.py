@@ -1,10 +1,10 @@
-"""FedLADA (Sun et al. 2023): locally adaptive steps, amended by the last round's average direction.
+"""FedLADA (Sun et al. 2023): local AMSGrad steps combined with the mean direction of the last round.
 
     m ← β₁ m + (1−β₁) g     u ← β₂ u + (1−β₂) g²     v̂ ← max(v̂, u)        (AMSGrad, no bias correction)
     θ ← θ − η (α m/√v̂ + (1−α) g_a)
 
-m starts at 0 in every local round, u and v̂ at the server's v. Afterwards v is the mean of the v̂, and g_a the mean
-direction of a step, (Θ − θ_k)/(η K_k): the server knows η and K_k, so clients need not send it.
+In every round, m starts at 0, and u and v̂ start at the server's v. Afterwards v is the mean of the v̂, and g_a is the
+mean step direction, (Θ − θ_k)/(η K_k). Clients do not upload g_a because the server knows η and K_k.
 """
 
 from __future__ import annotations
@@ -34,30 +34,30 @@ from fedsat.tree import State, Tree, expand, tree_map, zeros_like
 @algorithms.register("fedlada")
 @dataclass(frozen=True)
 class FedLADA(Algorithm):
-    """Local AMSGrad amended by the average direction of the last round (Sun et al. 2023)."""
+    """Local AMSGrad combined with the mean direction of the last round (Sun et al. 2023)."""
 
-    weighting: Annotated[Weighting, Option("how much a client weighs", among=weightings)] = Uniform()
+    weighting: Annotated[Weighting, Option("weight of a client", among=weightings)] = Uniform()
     alpha: Annotated[float, Option("α, share of the local adaptive direction", above=0, at_most=1)] = 0.1
-    beta1: Annotated[float, Option("β₁, memory of the first moment", at_least=0, below=1)] = 0.9
-    beta2: Annotated[float, Option("β₂, memory of the second moment", at_least=0, at_most=1)] = 0.99
-    epsilon: Annotated[float, Option("ε, the second moment starts at ε²", at_least=1e-18)] = 1e-8
+    beta1: Annotated[float, Option("β₁, decay of the first moment", at_least=0, below=1)] = 0.9
+    beta2: Annotated[float, Option("β₂, decay of the second moment", at_least=0, at_most=1)] = 0.99
+    epsilon: Annotated[float, Option("ε; the second moment starts at ε²", at_least=1e-18)] = 1e-8
 
     def initial_memory(self, model: Model) -> State:
-        """v = ε², g_a = 0."""
+        """Return v = ε² and g_a = 0."""
         second = tree_map(lambda p: torch.full_like(p, self.epsilon**2), model.params)
         return {"second_moment": second, "direction": zeros_like(model.params)}
 
     def broadcast(self, server: Server) -> State:
-        """v and g_a."""
+        """Send v and g_a."""
         return server.memory
 
     def begin(self, task: Task) -> State:
-        """m = 0; u = v̂ = v."""
+        """Start with m = 0 and u = v̂ = v."""
         second = tree_map(torch.clone, expand(task.received["second_moment"], len(task.class_counts)))
         return {"first": zeros_like(second), "second": second, "largest": second}
 
     def step(self, task: Task, carry: State, params: Tree, grads: Tree) -> tuple[Tree, State]:
-        """θ ← θ − η (α m/√v̂ + (1−α) g_a)."""
+        """Take the step θ ← θ − η (α m/√v̂ + (1−α) g_a)."""
         first = tree_map(lambda m, g: self.beta1 * m + (1 - self.beta1) * g, carry["first"], grads)
         second = tree_map(lambda u, g: self.beta2 * u + (1 - self.beta2) * g * g, carry["second"], grads)
         largest = tree_map(torch.maximum, carry["largest"], second)
@@ -70,12 +70,12 @@ class FedLADA(Algorithm):
         return descend(params, amended, task.lr), {"first": first, "second": second, "largest": largest}
 
     def end(self, task: Task, carry: State, result: LocalResult) -> tuple[State, State]:
-        """Nothing is kept; v̂ goes up."""
+        """Upload v̂ and keep nothing."""
         del task, result
         return {}, {"second_moment": carry["largest"]}
 
     def aggregate(self, server: Server, updates: Updates, weights: Tensor) -> Server:
-        """Θ as in FedAvg; v ← Σ w_k v̂_k; g_a ← Σ w_k (Θ − θ_k)/(η K_k)."""
+        """Update Θ as in FedAvg, v ← Σ w_k v̂_k and g_a ← Σ w_k (Θ − θ_k)/(η K_k)."""
         directions = step_direction(server.model.params, updates.model.params, updates.lr, updates.steps)
         memory = {
             "second_moment": self.aggregator.centre(updates.uploads["second_moment"], weights),

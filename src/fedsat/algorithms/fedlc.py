@@ -1,7 +1,8 @@
-"""FedLC (Zhang et al. 2022): local training on logits calibrated by how many samples of each class the client has.
+"""FedLC (Zhang et al. 2022): local training on logits calibrated by the client's class counts.
 
-With n_i the client's own samples of class i, its logits f are trained as f_i − τ n_i^{−1/4}; a class it lacks has
-an infinite margin, leaves the loss, and its logit gets no gradient. Evaluation uses the logits as they are.
+Let n_i be the client's number of samples of class i. Local training uses the logits f_i − τ n_i^{−1/4}. A class that
+the client lacks has an infinite margin: it is excluded from the loss and its logit gets no gradient. Evaluation uses
+the unmodified logits f.
 """
 
 from __future__ import annotations
@@ -21,27 +22,27 @@ from fedsat.tree import Tree
 @objectives.register("logit-calibration")
 @dataclass(frozen=True)
 class LogitCalibration(Objective):
-    """Cross-entropy of logits less a margin that is larger for the client's rarer classes (FedLC)."""
+    """Cross-entropy of logits minus a margin that is larger for the client's rarer classes (FedLC)."""
 
     tau: Annotated[float, Option("τ, scale of the margins τ n^(−1/4)", at_least=0)] = 0.5
     variant: Annotated[
         Literal["softmax", "paper"],
-        Option("softmax, or the paper's, whose sum leaves out the true class: unstable, has no minimum"),
+        Option("softmax, or the paper's form without the true class in the denominator, which has no minimum"),
     ] = "softmax"
 
     def note(self, class_counts: Tensor) -> str | None:
-        """Clients of one class have nothing to tell apart: their loss is 0 whatever they answer."""
+        """Report clients with a single class: their loss is 0 for any output."""
         single = int(((class_counts > 0).sum(1) == 1).sum())
-        return f"{single} clients hold one class only; under logit calibration they learn nothing" if single else None
+        return f"{single} clients have only one class and learn nothing with logit calibration" if single else None
 
     def begin(self, task: Task, state: Tree) -> Tree:
-        """The margins of each client's classes, [C, m]."""
+        """Compute the margins of each client's classes, [C, m]."""
         del state
         counts = task.class_counts.to(torch.float64)
         return {"margin": torch.where(counts > 0, self.tau * counts.clamp(min=1) ** -0.25, torch.inf)}
 
     def loss(self, carry: Tree, outputs: Outputs, batch: Batch) -> tuple[Tensor, Tree]:
-        """−log( e^{g_y} / Σ_i e^{g_i} ) with g = f − margin; the sum leaves out i = y in the paper's form."""
+        """Return −log( e^{g_y} / Σ_i e^{g_i} ), where g = f − margin; the paper's form omits i = y from the sum."""
         calibrated = outputs.logits - carry["margin"].to(outputs.logits.dtype).unsqueeze(1)
         if self.variant == "softmax":
             losses = cross_entropy(calibrated, batch.y)
@@ -50,13 +51,13 @@ class LogitCalibration(Objective):
             true = batch.y.unsqueeze(-1) == torch.arange(calibrated.shape[-1], device=batch.y.device)
             others = calibrated.masked_fill(true & several, -torch.inf).logsumexp(-1)
             losses = others - calibrated.gather(-1, batch.y.unsqueeze(-1)).squeeze(-1)
-        # Padding may bear the label of a class that the client lacks, whose loss is infinite.
+        # The label of a padding entry may be a class that the client lacks, whose loss is infinite.
         return losses.masked_fill(~batch.real, 0.0), carry
 
 
 @algorithms.register("fedlc")
 @dataclass(frozen=True)
 class FedLC(Algorithm):
-    """FedAvg, training on logits calibrated by the client's class counts (Zhang et al. 2022)."""
+    """FedAvg trained on logits calibrated by the client's class counts (Zhang et al. 2022)."""
 
-    objective: Annotated[Objective, Option("what a sample costs", among=objectives)] = LogitCalibration()
+    objective: Annotated[Objective, Option("loss of a sample", among=objectives)] = LogitCalibration()

@@ -1,4 +1,4 @@
-"""FedProx (Li et al. 2020): a proximal term keeps clients near the model they received."""
+"""FedProx (Li et al. 2020): a proximal term keeps local models close to the received model."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ class FedProx(Algorithm):
     mu: Annotated[float, Option("μ, strength of the proximal term", at_least=0)] = 0.01
 
     def pull(self, task: Task, carry: State, params: Tree) -> Tree:
-        """θ ← θ − η (∇L + μ (θ − Θ)): the term enters as its gradient, which is exact also at θ = Θ."""
+        """Return μ (θ − Θ), the gradient of the proximal term. It is also exact at θ = Θ."""
         del carry
         return tree_map(lambda y, x: self.mu * (y - x), params, task.start.params)

@@ -1,13 +1,13 @@
-"""FedSat: the prediction-sensitive loss, a correction of client drift, and prioritized-class weights.
+"""FedSat: prediction-sensitive loss, correction of client drift, and prioritized-class weights.
 
-The loss is the objective `psl`, the weights are the weighting `pwa`; both live in files of their own because
-they can be put on any method. What is left is the correction (paper, eq. 6–8; SPEC §2):
+The loss is the objective `psl` and the weights are the weighting `pwa`. They have their own modules because every
+method can use them. This module adds the correction (paper, eq. 5–7):
 
     θ ← θ − η (∇L_PS + γ (v_t − v_k))
 
-v_t is the direction in which the federation moved in the last round, v_k the client's own. What a round's clients go
-along is the mean of g_k + γ (v_t − v_k), so v_{t+1} = γ v_t + mean(g_k − γ v_k): momentum while nobody has a v_k yet,
-later a running mean of gradients out of which γ times what clients said last is taken.
+v_t is the direction of the last global update and v_k is the client's own direction. The mean direction of a round is
+the mean of g_k + γ (v_t − v_k), so v_{t+1} = γ v_t + mean(g_k − γ v_k). As long as all v_k are zero, this is momentum.
+docs/concepts/fedsat.md describes the differences from the paper.
 """
 
 from __future__ import annotations
@@ -40,32 +40,32 @@ from fedsat.tree import State, Tree, tree_map, zeros_like
 @algorithms.register("fedsat")
 @dataclass(frozen=True)
 class FedSat(Algorithm):
-    """Prediction-sensitive loss, correction of client drift, prioritized-class weights."""
+    """Prediction-sensitive loss, correction of client drift, and prioritized-class weights."""
 
-    objective: Annotated[Objective, Option("what a sample costs", among=objectives)] = PredictionSensitiveLoss()
-    weighting: Annotated[Weighting, Option("how much a client weighs", among=weightings)] = PrioritizedClassWeights()
-    correction: Annotated[bool, Option("whether client drift is corrected", switch=True)] = True
+    objective: Annotated[Objective, Option("loss of a sample", among=objectives)] = PredictionSensitiveLoss()
+    weighting: Annotated[Weighting, Option("weight of a client", among=weightings)] = PrioritizedClassWeights()
+    correction: Annotated[bool, Option("whether to correct client drift", switch=True)] = True
     gamma: Annotated[float, Option("γ, strength of the correction", at_least=0)] = 0.9
     scale: Annotated[
         Literal["gradient", "paper"],
-        Option("units of v: one step's gradient, or the paper's letter, which is far smaller"),
+        Option("units of v: the gradient of one step, or as printed in the paper, which is far smaller"),
     ] = "gradient"
-    inertia: Annotated[float, Option("share of the former v_t that stays in the next", at_least=0, below=1)] = 0.0
+    inertia: Annotated[float, Option("share of the previous v_t kept in the next one", at_least=0, below=1)] = 0.0
 
     def initial_memory(self, model: Model) -> State:
-        """v_0 = 0."""
+        """Return v_0 = 0."""
         return {"direction": zeros_like(model.params)} if self.correction else {}
 
     def broadcast(self, server: Server) -> State:
-        """v_t: a client that was not called in the last round could not compute it."""
+        """Send v_t, because clients that were not sampled in the last round cannot compute it."""
         return server.memory
 
     def initial_client_state(self, model: Model) -> State:
-        """v_k = 0 before the first participation."""
+        """Return v_k = 0."""
         return {"direction": zeros_like(model.params)} if self.correction else {}
 
     def begin(self, task: Task) -> State:
-        """γ (v_t − v_k), which stays the same through the round; for eq. 8, room for the last gradient."""
+        """Compute γ (v_t − v_k), constant during the round; eq. 7 also needs the last gradient."""
         if not self.correction:
             return {}
         drift = tree_map(
@@ -74,22 +74,22 @@ class FedSat(Algorithm):
         return {"drift": drift, "gradient": zeros_like(drift)} if self.scale == "paper" else {"drift": drift}
 
     def pull(self, task: Task, carry: State, params: Tree) -> Tree | None:
-        """θ ← θ − η (∇L + γ (v_t − v_k))."""
+        """Return γ (v_t − v_k)."""
         del task, params
         return carry.get("drift")
 
     def step(self, task: Task, carry: State, params: Tree, grads: Tree) -> tuple[Tree, State]:
-        """The step, and for eq. 8 its gradient."""
+        """Take the step; for eq. 7, also keep its gradient."""
         params, carry = super().step(task, carry, params, grads)
         return params, {**carry, "gradient": grads} if "gradient" in carry else carry
 
     @property
     def descends(self) -> bool:
-        """Yes, but for eq. 8, which needs the gradient itself."""
+        """Whether engines may apply the default step; eq. 7 needs the gradient itself."""
         return type(self).step is FedSat.step and not (self.correction and self.scale == "paper")
 
     def end(self, task: Task, carry: State, result: LocalResult) -> tuple[State, State]:
-        """v_k: the mean raw gradient of the round, or the paper's eq. 8."""
+        """Compute v_k: the mean raw gradient of the round, or eq. 7 of the paper."""
         if not self.correction:
             return {}, {}
         if self.scale == "paper":
@@ -105,17 +105,17 @@ class FedSat(Algorithm):
         return {"direction": own}, {}
 
     def aggregate(self, server: Server, updates: Updates, weights: Tensor) -> Server:
-        """The weighted update, and v_{t+1} from it."""
+        """Update the model, and compute v_{t+1} from its change."""
         moved = super().aggregate(server, updates, weights)
         if not self.correction:
             return moved
-        if self.scale == "paper":  # v = (η/E)(Θ_{t+1} − Θ_t)
+        if self.scale == "paper":  # eq. 6: v = (η/E)(Θ_{t+1} − Θ_t)
             factor = -updates.lr / updates.epochs
-        else:  # v = (Θ_t − Θ_{t+1}) / (η_g η K̄), K̄ the weighted mean of the steps
+        else:  # v = (Θ_t − Θ_{t+1}) / (η_g η K̄), where K̄ is the weighted mean number of steps
             steps = float((weights * updates.steps).sum())
             factor = 1 / (self.server_lr * updates.lr * steps)
         direction = tree_map(lambda old, new: factor * (old - new), server.model.params, moved.model.params)
-        if self.inertia:  # a round's clients are a sample; what several rounds agree on swings less
+        if self.inertia:  # average over rounds, because a single round's sample of clients is noisy
             direction = tree_map(
                 lambda now, former: now.lerp(former, self.inertia), direction, server.memory["direction"]
             )
@@ -125,14 +125,14 @@ class FedSat(Algorithm):
 algorithms.preset(
     "fedsat:robust",
     of="fedsat",
-    summary="FedSat against malicious clients: workers' medians, a filter by own classes, damped updates",
+    summary="FedSat against malicious clients: medians of worker reports, a recall filter, damped updates",
     weighting=PrioritizedClassWeights(statistics="median", min_recall=0.9),
     aggregator=DampedMean(),
 )
 algorithms.preset(
     "fedsat:paper",
     of="fedsat",
-    summary="FedSat by the letter of its paper; but for normalised weights and guards against division by zero",
+    summary="FedSat as printed in the paper, plus normalised weights and guards against division by zero",
     gamma=1.0,
     scale="paper",
     objective=PredictionSensitiveLoss(over="all", source="evaluation", tau=0.0),

@@ -1,4 +1,4 @@
-"""What a method keeps and sends, found by playing a round of a one-parameter model through its functions."""
+"""Find what a method stores and sends by running its functions on a one-parameter model."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from fedsat.tree import State, Tree
 
 @dataclass(frozen=True)
 class Footprint:
-    """Memory and traffic of a method, in models; what is kept goes by its name."""
+    """Memory and traffic of a method, in units of one model."""
 
     client: tuple[str, ...]
-    """What every client that took part keeps, each the size of a model."""
+    """Names of the model-sized trees that every participating client keeps."""
     server: tuple[str, ...]
-    """What the server keeps besides the model, each the size of a model."""
+    """Names of the model-sized trees that the server keeps besides the model."""
     down: int
-    """Models that go down to a called client in a round."""
+    """Models that a sampled client downloads in a round."""
     up: int
-    """Models that come up from it."""
+    """Models that a client uploads in a round."""
 
 
 def footprint(algorithm: Algorithm) -> Footprint:
-    """The method's footprint. Beyond the model, only parameters are kept or sent, not buffers."""
+    """Return the method's footprint. Besides the model itself, only parameters count, not buffers."""
     model = Model({"w": torch.ones(1)}, {})
     server = Server(model, algorithm.initial_memory(model))
     state, upload = rehearse(algorithm, model)
@@ -35,7 +35,7 @@ def footprint(algorithm: Algorithm) -> Footprint:
 
 
 def rehearse(algorithm: Algorithm, model: Model) -> tuple[State, State]:
-    """What a client that holds `model` would keep and upload after a round: its names and shapes, not its values."""
+    """Return what a client that received `model` would keep and upload; only names and shapes are meaningful."""
     server = Server(model, algorithm.initial_memory(model))
     received, kept = algorithm.broadcast(server), algorithm.initial_client_state(model)
     objective = algorithm.objective.initial_state(1)

@@ -1,12 +1,12 @@
-"""MOON (Li, He, Song 2021): representations are drawn to the global model's, away from the client's last ones.
+"""MOON (Li et al. 2021): contrast the global model's representations with those of the client's last model.
 
-With z the representation that the model in training has of a sample, and z_glob, z_prev those of the received
-model and of the client's own model after its last participation:
+Let z, z_glob and z_prev be the representations of a sample by the model in training, by the received model and by the
+client's model after its last participation. The loss is
 
     ℓ = CE + μ · (−log( e^{cos(z, z_glob)/τ} / (e^{cos(z, z_glob)/τ} + e^{cos(z, z_prev)/τ}) ))
 
-The representation is what the last linear layer reads. The authors put a projection head before that layer,
-for every method they compare: the models' option `projection`.
+The representation is the input of the last linear layer. The authors insert a projection head before that layer for
+every method they compare; here, this is the models' option `projection`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fedsat.tree import State, expand
 @algorithms.register("moon")
 @dataclass(frozen=True)
 class Moon(Algorithm):
-    """FedAvg, drawing representations to the global model's by contrast (Li et al. 2021)."""
+    """FedAvg with a contrastive term that attracts representations to the global model's (Li et al. 2021)."""
 
     mu: Annotated[float, Option("μ, weight of the contrastive term", at_least=0)] = 1.0
     temperature: Annotated[float, Option("τ, temperature of the similarities", above=0)] = 0.5
@@ -34,28 +34,28 @@ class Moon(Algorithm):
     uses_features: ClassVar[bool] = True
 
     def initial_client_state(self, model: Model) -> State:
-        """The received model: z_prev = z_glob, and the term's gradient is zero, as if it were left out."""
+        """Return the received model. Then z_prev = z_glob, and the gradient of the term is zero."""
         return {"previous": model.params, "previous_buffers": model.buffers}
 
     def penalty(self, task: Task, carry: State, outputs: Outputs, batch: Batch) -> Tensor:
-        """μ · log(1 + e^{(cos(z, z_prev) − cos(z, z_glob))/τ}); only z carries a gradient."""
+        """Return μ · log(1 + e^{(cos(z, z_prev) − cos(z, z_glob))/τ}); only z carries a gradient."""
         del carry
         clients = len(batch.y)
         with torch.no_grad():
             received = task.network(expand(task.start.params, clients), expand(task.start.buffers, clients), batch.x)
             previous = task.network(task.state["previous"], task.state["previous_buffers"], batch.x)
-            apart = _unit(previous) - _unit(received)  # exactly 0 while both are the same model
+            apart = _unit(previous) - _unit(received)  # exactly 0 if both are the same model
         difference = (_unit(outputs) * apart).sum(-1)
         return self.mu * functional.softplus(difference / self.temperature)
 
     def end(self, task: Task, carry: State, result: LocalResult) -> tuple[State, State]:
-        """The client keeps its model as local training left it."""
+        """Keep the client's model after local training."""
         del task, carry
         return {"previous": result.params, "previous_buffers": result.buffers}, {}
 
 
 def _unit(outputs: Outputs) -> Tensor:
-    """The representations of a batch, scaled to length 1: their scalar products are cosines."""
+    """Return the representations scaled to length 1, so that their dot products are cosines."""
     if outputs.features is None:
-        raise ValueError("the engine was not asked for features")
+        raise ValueError("the engine did not return features")
     return functional.normalize(outputs.features, dim=-1, eps=1e-8)

@@ -1,11 +1,11 @@
-"""FedSat's prediction-sensitive loss (paper, eq. 4–5): frequent mistakes cost more, and missing classes are spared.
+"""FedSat's prediction-sensitive loss (paper, eq. 3–4), with logits calibrated by the client's class shares.
 
     loss = cs(l, l̂) · CE(f + a′, l)
 
-The cost cs grows with how often the client confuses l with the predicted class l̂. As printed, every sample of a client
-pushes down the logits of all classes that the client lacks, and local training forgets them. So the logits are shifted
-by how much of each class the client holds, a_i = τ log(n_i/n_k + s), except for a class that is wrongly predicted
-(a′_l̂ = 0): a missing class is pushed down by the samples that are mistaken for it, and by no others.
+The cost cs grows with how often the client predicts l̂ for samples of class l. As printed, every sample of a client
+lowers the logits of all classes that the client lacks, so local training forgets them. Therefore logits are shifted by
+a_i = τ log(n_i/n_k + s), where n_i/n_k is the client's share of class i. The shift is 0 for a wrongly predicted class
+(a′_l̂ = 0): only samples that are mistaken for a missing class lower its logit.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ if TYPE_CHECKING:
 @objectives.register("psl")
 @dataclass(frozen=True)
 class PredictionSensitiveLoss(Objective):
-    """Cross-entropy times a cost that grows with how often the client makes that very mistake (FedSat)."""
+    """Cross-entropy times a cost that grows with how often the client makes the same mistake (FedSat)."""
 
     epsilon1: Annotated[float, Option("ε₁, cost of the rarest mistake", at_least=0)] = 1.0
     epsilon2: Annotated[float, Option("ε₂, cost of the most frequent mistake", at_least=0)] = 2.0
     over: Annotated[
         Literal["errors", "all"],
-        Option("cells of M that min and max run over; all, with the diagonal, is the paper's letter"),
+        Option("cells of M for min and max: mistakes only, or all cells with the diagonal, as printed"),
     ] = "errors"
     source: Annotated[
         Literal["training", "evaluation"],
-        Option("M from the training batches, or from one pass of the received model at the round's start"),
+        Option("M from the training batches, or from one pass of the received model at the start of the round"),
     ] = "training"
-    memory: Annotated[float, Option("share of M carried to the client's next round", at_least=0, at_most=1)] = 0.0
+    memory: Annotated[float, Option("share of M kept for the client's next round", at_least=0, at_most=1)] = 0.0
     tau: Annotated[
-        float, Option("τ, how far logits are shifted by the client's class shares; 0: not at all", at_least=0)
+        float, Option("τ, strength of the logit shift by the client's class shares; 0: no shift", at_least=0)
     ] = 1.0
-    smoothing: Annotated[float, Option("s, added to the class shares before their logarithm", above=0)] = 0.01
+    smoothing: Annotated[float, Option("s, added to the class shares before the logarithm", above=0)] = 0.01
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -54,11 +54,11 @@ class PredictionSensitiveLoss(Objective):
             )
 
     def initial_state(self, classes: int) -> Tree:
-        """An empty M; nothing where no memory is asked for."""
+        """Return an empty M, or nothing if no counts are kept between rounds."""
         return {"mistakes": torch.zeros(classes, classes)} if self.memory > 0 else {}
 
     def begin(self, task: Task, state: Tree) -> Tree:
-        """M at the start of a round [C, m, m]: the remembered share, plus the received model's predictions if asked."""
+        """Initialise M [C, m, m] from the kept counts and, with `source="evaluation"`, from the received model."""
         clients, classes = task.class_counts.shape
         mistakes = torch.zeros(clients, classes, classes, device=task.class_counts.device)
         if self.memory > 0:
@@ -71,7 +71,7 @@ class PredictionSensitiveLoss(Objective):
         return {"mistakes": mistakes, **self._shift(task.class_counts)}
 
     def _shift(self, class_counts: Tensor) -> Tree:
-        """a_i = τ log(n_i/n_k + s) of each client's classes, [C, m]; nothing at τ = 0."""
+        """Return a_i = τ log(n_i/n_k + s) for each client, [C, m], or nothing if τ = 0."""
         if self.tau == 0:
             return {}
         counts = class_counts.to(torch.float64)
@@ -79,7 +79,7 @@ class PredictionSensitiveLoss(Objective):
         return {"shift": self.tau * (shares + self.smoothing).log()}
 
     def loss(self, carry: Tree, outputs: Outputs, batch: Batch) -> tuple[Tensor, Tree]:
-        """cs(l, l̂) · CE(f + a′, l) for each sample; the batch is counted into M before its costs are read."""
+        """Return cs(l, l̂) · CE(f + a′, l) for each sample; costs include the counts of the current batch."""
         logits = outputs.logits
         with torch.no_grad():
             mistakes, predicted = carry["mistakes"], logits.argmax(-1)
@@ -92,14 +92,14 @@ class PredictionSensitiveLoss(Objective):
         return own_costs * cross_entropy(logits, batch.y), {**carry, "mistakes": mistakes}
 
     def end(self, carry: Tree) -> Tree:
-        """M itself, if the next round is to remember a share of it."""
+        """Keep M if the next round uses a share of it."""
         return {"mistakes": carry["mistakes"]} if self.memory > 0 else {}
 
     def costs(self, mistakes: Tensor) -> Tensor:
-        """The cost matrix C = [cs] of M, [C, m, m]: 1 on the diagonal, ε₁…ε₂ elsewhere."""
+        """Return the cost matrix C = [cs] for M, [C, m, m]: 1 on the diagonal, ε₁ to ε₂ elsewhere."""
         classes, compared = mistakes.shape[-1], mistakes
         if self.over == "errors" and classes > 1:
-            # From the first cell to the last but one, every (m+1)th is on the diagonal: the first column of this view.
+            # Without the last cell, every (m+1)th cell is on the diagonal: the first column of this view.
             compared = mistakes.flatten(1)[:, :-1].view(-1, classes - 1, classes + 1)[..., 1:]
         lowest, highest = compared.amin((-2, -1), keepdim=True), compared.amax((-2, -1), keepdim=True)
         span = highest - lowest
@@ -110,12 +110,12 @@ class PredictionSensitiveLoss(Objective):
 
 
 def applied_shift(shift: Tensor, predicted: Tensor, labels: Tensor) -> Tensor:
-    """a′ of each sample, [C, B, m]: the client's shift a [C, m], but 0 for a class that is wrongly predicted."""
+    """Return a′ of each sample, [C, B, m]: the client's shift a [C, m], but 0 for a wrongly predicted class."""
     at_predicted = shift.gather(1, predicted) * (predicted == labels)
     every = shift.unsqueeze(1).expand(*labels.shape, shift.shape[1])
     return every.scatter(2, predicted.unsqueeze(2), at_predicted.unsqueeze(2))
 
 
 def count(mistakes: Tensor, cells: Tensor, real: Tensor) -> Tensor:
-    """M [C, m, m] with a batch's real samples counted into their cells, true class · m + predicted class."""
+    """Add a batch's real samples to M [C, m, m]; the cell index is true class · m + predicted class."""
     return mistakes.flatten(1).scatter_add(1, cells, real.to(mistakes.dtype)).view_as(mistakes)

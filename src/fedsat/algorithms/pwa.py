@@ -1,4 +1,4 @@
-"""FedSat's prioritized-class weights (paper, eq. 11–19; SPEC §4), from counts that worker nodes report."""
+"""FedSat's prioritized-class weights (paper, eq. 11–21), computed from the counts that workers report."""
 
 from __future__ import annotations
 
@@ -18,42 +18,42 @@ if TYPE_CHECKING:
     from fedsat.algorithms.base import Updates
 
 SLACK = 1 + 1e-9
-"""Clients with equal scores must pass or fail the threshold together, whatever the rounding of their mean."""
+"""Tolerance so that clients with equal scores pass or fail the threshold together despite rounding."""
 
 
 @weightings.register("pwa")
 @dataclass(frozen=True)
 class PrioritizedClassWeights(Weighting):
-    """Clients by how well their models do on the classes that struggle, as worker nodes measure it (FedSat)."""
+    """Weights by how well a client's model does on the classes with the most errors, as workers report it (FedSat)."""
 
-    alpha: Annotated[float, Option("α, share of the false negative rate in the score", at_least=0)] = 0.3
-    beta: Annotated[float, Option("β, share of the false positive rate in the score", at_least=0)] = 0.2
-    sigma: Annotated[float, Option("σ, clients scoring above σ · mean are left out", above=0)] = 2.0
+    alpha: Annotated[float, Option("α, weight of the false negative rate in the score", at_least=0)] = 0.3
+    beta: Annotated[float, Option("β, weight of the false positive rate in the score", at_least=0)] = 0.2
+    sigma: Annotated[float, Option("σ; clients with scores above σ · mean are excluded", above=0)] = 2.0
     weights: Annotated[
         Literal["priority", "product"],
-        Option("ϑ: the priority factor alone, or the paper's product of counts with it"),
+        Option("ϑ: the priority factor alone, or the paper's product of counts and priority factor"),
     ] = "priority"
     priority: Annotated[
         Literal["soft", "hard"],
-        Option("P: every class by how much it struggles, or true positives of the one priority class (paper)"),
+        Option("P: accuracy weighted by the classes' scores, or true positives of the priority class (paper)"),
     ] = "soft"
     fnr: Annotated[
-        Literal["paper", "standard"], Option("false negatives over true positives (as printed) or over labels")
+        Literal["paper", "standard"], Option("divide false negatives by true positives (as printed) or by labels")
     ] = "paper"
     min_effective: Annotated[
         float,
-        Option("weights are evened out until 1/Σϑ² is this share of the clients", at_least=0, at_most=1),
+        Option("flatten weights until 1/Σϑ² is at least this share of the clients", at_least=0, at_most=1),
     ] = 0.9
 
     statistics: Annotated[
         Literal["sum", "median"],
-        Option("workers' counts summed, or their rates with the median taken, which a few liars cannot move"),
+        Option("sum of the workers' counts, or medians of their rates, which a few malicious workers cannot shift"),
     ] = "sum"
     min_recall: Annotated[
         float,
         Option(
-            "clients are left out whose model reaches less than this share of what the best quarter reach in recall of "
-            "the classes that the client itself holds, as other workers see it; 0: not asked",
+            "exclude clients whose recall on their own classes, as other workers evaluate it, is below this share of "
+            "the round's upper quartile; 0: no filter",
             at_least=0,
             at_most=1,
         ),
@@ -68,11 +68,11 @@ class PrioritizedClassWeights(Weighting):
 
     @property
     def needs_each_report(self) -> bool:
-        """Medians are taken over workers, and what a client says of itself is set against what others see."""
+        """Whether reports are used one by one: for medians, or to compare a client's claims with other reports."""
         return self.statistics == "median" or self.min_recall > 0
 
     def weigh(self, updates: Updates, counts: ClassCounts | None) -> ClientWeights:
-        """ϑ over A_t, 0 for the clients left out."""
+        """Return ϑ over A_t, and 0 for excluded clients."""
         del updates
         if counts is None:
             raise ValueError("prioritized-class weights need the workers' counts")
@@ -92,24 +92,24 @@ class PrioritizedClassWeights(Weighting):
         return ClientWeights(weights, class_scores=scores.sum(0), client_scores=totals)
 
     def scores(self, predicted: Tensor, correct: Tensor, labels: Tensor) -> Tensor:
-        """E_{k,i} = α FNR_i/max FNR + β FPR_i/max FPR, [K, m]."""
+        """Return E_{k,i} = α FNR_i/max FNR + β FPR_i/max FPR, [K, m] (eq. 18)."""
         missed = labels - correct
         fnr = missed / correct.clamp(min=1) if self.fnr == "paper" else ratio(missed, labels)
         fpr = ratio(predicted - correct, labels.sum(1, keepdim=True) - labels)
         return self.alpha * ratio(fnr, fnr.amax(1, keepdim=True)) + self.beta * ratio(fpr, fpr.amax(1, keepdim=True))
 
     def accepted(self, totals: Tensor, competent: Tensor) -> Tensor:
-        """A_t: the competent with Σ_i E_{k,i} ≤ σ · mean, or the lowest-scoring of them if none is; a mask [K]."""
+        """Return A_t (eq. 20) as a mask [K]: Σ_i E_{k,i} ≤ σ · mean, or the lowest scores if none qualifies."""
         mean = totals[competent].mean()
         accepted = competent & (totals <= self.sigma * mean * SLACK)
         return accepted if bool(accepted.any()) else competent & (totals == totals[competent].min())
 
     def competent(self, counts: ClassCounts) -> Tensor:
-        """The clients whose models know what their clients hold, a mask [K]; never empty, as the best quarter do.
+        """Return a mask [K] of the clients whose models recognise the classes that the client holds; never empty.
 
-        The measure is the upper quartile, not the median: bad models are found low, so that it holds even in a round
-        which happens to call more attackers than others. The paper's score cannot tell: it is divided by each client's
-        own maximum, so that a model which is wrong everywhere scores no worse than one that is wrong somewhere.
+        The threshold is relative to the upper quartile, not the median: malicious models have low recall, so it holds
+        even if most of the sampled clients are attackers. The paper's score cannot detect them. It is divided by each
+        client's own maximum, so a model that is wrong everywhere scores no worse than one that is wrong somewhere.
         """
         recall = recall_on_own_classes(counts)
         unknown = recall.isnan()
@@ -118,20 +118,20 @@ class PrioritizedClassWeights(Weighting):
         return unknown | (recall >= self.min_recall * recall[~unknown].quantile(0.75))
 
     def priorities(self, scores: Tensor, correct: Tensor, labels: Tensor) -> Tensor:
-        """P_k, [K]."""
+        """Return P_k, [K]."""
         struggling = scores.sum(0)
         if self.priority == "hard":
             return correct[:, struggling.argmax()].clamp(min=1)
         accuracy = ratio(correct, labels)
-        if not bool(struggling.any()):  # no model makes a mistake: all classes count alike
+        if not bool(struggling.any()):  # no model makes a mistake: all classes have the same weight
             return accuracy.mean(1)
         return accuracy @ (struggling / struggling.sum())
 
     def quality(self, totals: Tensor, correct: Tensor, labels: Tensor) -> Tensor:
-        """ΣACC · ΣTP / ΣE / (ΣT − ΣTP), the factors of eq. 18 besides P_k.
+        """Return ΣACC · ΣTP / ΣE / (ΣT − ΣTP), the factors of eq. 21 besides P_k.
 
-        A client with a mistake has ΣE ≥ α + β (some class has FNR/max FNR = 1, some class FPR/max FPR = 1) and
-        misses at least one sample: these are the floors that keep a perfect client finite.
+        A client with any mistake has ΣE ≥ α + β (FNR/max FNR = 1 for some class, FPR/max FPR = 1 for some class) and at
+        least one miss. These lower bounds keep the weight of a perfect client finite.
         """
         accuracy = ratio(correct, labels).sum(1)
         hits, misses = correct.sum(1), (labels - correct).sum(1).clamp(min=1)
@@ -139,10 +139,10 @@ class PrioritizedClassWeights(Weighting):
 
 
 def evened(raw: Tensor, min_effective: float) -> Tensor:
-    """ϑ ∝ raw^τ with sum 1 and the largest τ ≤ 1 for which 1/Σϑ² ≥ min_effective · |A_t| (SPEC §4).
+    """Return ϑ ∝ raw^τ with sum 1 and the largest τ ≤ 1 for which 1/Σϑ² ≥ min_effective · |A_t|.
 
-    1/Σϑ² falls steadily from |A_t| as τ grows from 0, so bisection finds τ. A client that got no weight at
-    all keeps a trace, so that it can be evened out as well; if nobody got any, all weigh alike.
+    1/Σϑ² decreases from |A_t| as τ grows from 0, so bisection finds τ. Clients with weight 0 get a tiny weight so that
+    they can be raised too. If all weights are 0, the result is uniform.
     """
     highest = raw.max()
     if highest <= 0:

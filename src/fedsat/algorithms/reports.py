@@ -1,8 +1,8 @@
-"""What workers' reports tell of clients' models, when some of the workers may lie.
+"""Statistics of clients' models from worker reports when some workers may lie.
 
-A sum of counts lets one worker decide: it need only claim enough samples. Here every worker counts once, by its rates,
-and the middle of them is taken. What a client says of its own model, in the first column, is never believed; but what
-it says it holds is held against it.
+With summed counts, a single worker can decide the result by claiming enough samples. Here every worker counts once, by
+its rates, and the median is used. A client's report about its own model (the first column) is ignored. The classes
+that it claims to hold are used to test its model.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from torch import Tensor
 from fedsat.metrics import ClassCounts
 
 FAR_OFF = 0.4
-"""Workers whose findings are further than this from the median ones, on average, are not believed."""
+"""Ignore workers whose recall values differ from the median by more than this on average."""
 
 
 def ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """The quotient, 0 where the denominator is 0."""
+    """Return the quotient, or 0 where the denominator is 0."""
     return torch.where(denominator > 0, numerator / denominator.clamp(min=1e-300), 0.0)
 
 
 def summed(counts: ClassCounts) -> tuple[Tensor, Tensor, Tensor]:
-    """Z, TP and T summed over the workers, [K, m]."""
+    """Return Z, TP and T summed over the workers, [K, m]."""
     predicted, correct, labels = (
         vector.sum(1).to(torch.float64) for vector in (counts.predicted, counts.correct, counts.labels)
     )
@@ -30,11 +30,11 @@ def summed(counts: ClassCounts) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def median_rates(counts: ClassCounts) -> tuple[Tensor, Tensor, Tensor]:
-    """Z, TP and T as summed counts would be if all workers saw the median rates, [K, m].
+    """Return Z, TP and T as if every worker had the median rates, [K, m].
 
-    The client's own report is left out, unless there is no other. Recall of a class is the median over the workers
-    that hold it, the rate of false positives that over the workers that hold something else; each of the former
-    holds as many samples of the class as the median one.
+    The client's own report is excluded unless it is the only one. The recall of a class is the median over the workers
+    that hold the class. The false positive rate is the median over the workers that hold other classes. Every worker
+    that holds a class counts with the median number of samples.
     """
     first = 1 if counts.labels.shape[1] > 1 else 0
     predicted, correct, labels = (
@@ -50,19 +50,19 @@ def median_rates(counts: ClassCounts) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def recall_on_own_classes(counts: ClassCounts) -> Tensor:
-    """How much of what a client says it holds its model gets right at others, [K]; NaN where no other worker can tell.
+    """Return the recall of each client's model on the classes that the client claims to hold, [K].
 
-    The median of what workers find, by what they have seen: a model that was trained on its client's samples does
-    well here however few classes it knows.
+    This is the weighted median of `findings`; NaN if no other worker holds any of these classes. A model that was
+    trained on its client's samples does well here, even if it knows few classes.
     """
     found, seen = findings(counts)
     return torch.where(seen.sum(1) > 0, weighted_median(found, seen, dim=1), torch.nan)
 
 
 def believable(counts: ClassCounts) -> ClassCounts:
-    """The counts without the reports of workers who, over all clients they were asked about, find what nobody does.
+    """Return the counts without the reports of workers that deviate from the others over all models they evaluated.
 
-    How far a worker is off is its mean distance from the median of all findings about a client, by what it has seen.
+    The deviation of a worker is its mean distance from the median recall of each model, weighted as in `findings`.
     """
     if counts.workers is None or counts.labels.shape[1] == 1:
         return counts
@@ -76,10 +76,10 @@ def believable(counts: ClassCounts) -> ClassCounts:
 
 
 def findings(counts: ClassCounts) -> tuple[Tensor, Tensor]:
-    """What each worker but the client itself finds of a client's model, and how much it has seen, [K, w − 1].
+    """Return the recall that each other worker finds for a client's model, and its weight, both [K, w − 1].
 
-    With p the class mix that the client reports of itself, a worker has seen Σ_i p_i over the classes it holds, and
-    finds Σ_i p_i TP_i/T_i over them, divided by what it has seen.
+    Let p be the class distribution that the client reports. The weight of a worker is Σ_i p_i over the classes that it
+    holds, and its recall is Σ_i p_i TP_i/T_i over these classes, divided by the weight.
     """
     labels, correct = counts.labels.to(torch.float64), counts.correct.to(torch.float64)
     own, others = labels[:, :1], labels[:, 1:]
@@ -90,7 +90,7 @@ def findings(counts: ClassCounts) -> tuple[Tensor, Tensor]:
 
 
 def weighted_median(values: Tensor, weights: Tensor, dim: int) -> Tensor:
-    """The smallest value up to which half of the weight lies; 0 where there is no weight (or no value) at all."""
+    """Return the smallest value with at least half of the weight at or below it; 0 if there is no weight."""
     if values.shape[dim] == 0:
         return values.sum(dim)
     ordered, places = values.movedim(dim, -1).sort(dim=-1)

@@ -1,9 +1,9 @@
-"""SCAFFOLD (Karimireddy et al. 2020): control variates take the drift out of local steps.
+"""SCAFFOLD (Karimireddy et al. 2020): control variates correct the drift of local steps.
 
-    θ ← θ − η (∇L − c_k + c)            c_k: where the client pulls, c: where all clients pull on average
+    θ ← θ − η (∇L − c_k + c)            c_k: the client's control variate, c: the mean over all clients
 
-After every round, whoever took part, c is the mean of the c_k of all N clients. The model is averaged uniformly,
-as c is: otherwise the two would aim at different minima.
+After every round, c is the mean of the c_k of all N clients, regardless of who participated. The model is averaged
+uniformly, like c. Otherwise the two would aim at different minima.
 """
 
 from __future__ import annotations
@@ -36,36 +36,36 @@ from fedsat.tree import State, Tree, add, per_client, tree_map, zeros_like
 class Scaffold(Algorithm):
     """Local steps corrected by control variates (Karimireddy et al. 2020)."""
 
-    weighting: Annotated[Weighting, Option("how much a client weighs", among=weightings)] = Uniform()
+    weighting: Annotated[Weighting, Option("weight of a client", among=weightings)] = Uniform()
     controls: Annotated[
         Literal["I", "II"],
-        Option("c_k: full gradient at the received model, one more pass (I), or the steps taken (II)"),
+        Option("c_k from the full gradient at the received model, an extra pass (I), or from the steps taken (II)"),
     ] = "II"
 
     def initial_memory(self, model: Model) -> State:
-        """c = 0."""
+        """Return c = 0."""
         return {"control": zeros_like(model.params)}
 
     def broadcast(self, server: Server) -> State:
-        """c."""
+        """Send c."""
         return server.memory
 
     def initial_client_state(self, model: Model) -> State:
-        """c_k = 0 before the first participation."""
+        """Return c_k = 0."""
         return {"control": zeros_like(model.params)}
 
     def begin(self, task: Task) -> State:
-        """c − c_k; with option I also the new c_k, which is known before training."""
+        """Compute c − c_k and, with option I, the new c_k, which is known before training."""
         carry = {"correction": tree_map(torch.sub, task.received["control"], task.state["control"])}
         return {**carry, "control": self._full_gradient(task)} if self.controls == "I" else carry
 
     def pull(self, task: Task, carry: State, params: Tree) -> Tree:
-        """θ ← θ − η (∇L + c − c_k)."""
+        """Return c − c_k (Karimireddy et al. 2020, eq. 3)."""
         del task, params
         return carry["correction"]
 
     def end(self, task: Task, carry: State, result: LocalResult) -> tuple[State, State]:
-        """c_k⁺ = ∇L(Θ) (option I) or c_k − c + (Θ − θ_k)/(η K_k) (option II); up goes c_k⁺ − c_k."""
+        """Set c_k⁺ (eq. 4): ∇L(Θ) (option I) or c_k − c + (Θ − θ_k)/(η K_k) (option II). Upload c_k⁺ − c_k."""
         if self.controls == "I":
             control = carry["control"]
         else:
@@ -74,14 +74,14 @@ class Scaffold(Algorithm):
         return {"control": control}, {"control_change": tree_map(torch.sub, control, task.state["control"])}
 
     def aggregate(self, server: Server, updates: Updates, weights: Tensor) -> Server:
-        """Θ as in FedAvg; c ← c + (1/N) Σ_k (c_k⁺ − c_k), over all N clients whatever the weights."""
+        """Update Θ as in FedAvg and c ← c + (1/N) Σ_k (c_k⁺ − c_k), where N counts all clients."""
         moved = super().aggregate(server, updates, weights)
         changes = self.aggregator.total(updates.uploads["control_change"], weights)
         control = tree_map(lambda c, sums: c + sums / updates.population, server.memory["control"], changes)
         return replace(moved, memory={"control": control})
 
     def _full_gradient(self, task: Task) -> Tree:
-        """The gradient of each client's mean loss at the received model, in evaluation mode."""
+        """Return the gradient of each client's mean loss at the received model, in evaluation mode."""
         model = differentiable(task)
         costs = self.objective.begin(task, task.state["objective"])
         total = zeros_like(model.params)

@@ -1,4 +1,4 @@
-"""How much each client of a round weighs in the aggregate. A weighting can be put on any method."""
+"""Weightings: the weight of each client in the aggregate. Every method accepts every weighting."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ClientWeights:
-    """Weights of the round's clients, [K], non-negative with sum 1, and what they were judged by."""
+    """Weights of the round's clients, [K], non-negative with sum 1, and the scores they are based on."""
 
     weights: Tensor
     class_scores: Tensor | None = None
-    """How much each class struggles, [m], where the weighting asks."""
+    """Score of each class, [m], if the weighting computes one; higher is worse."""
     client_scores: Tensor | None = None
-    """How much each client's model struggles, [K]."""
+    """Score of each client's model, [K]; higher is worse."""
 
     @property
     def effective_clients(self) -> float:
-        """1/Σw²: how many equally weighted clients would average as much."""
+        """1/Σw², the number of equally weighted clients with the same averaging effect."""
         return float(1 / self.weights.square().sum()) if len(self.weights) else 0.0
 
 
 @dataclass(frozen=True)
 class Weighting:
-    """Weights from what the server knows of the round's updates."""
+    """Compute weights from what the server knows about the round's updates."""
 
     needs_counts: ClassVar[bool] = False
-    """Whether worker nodes must evaluate the clients' models first."""
+    """Whether workers must evaluate the clients' models first."""
 
     def __post_init__(self) -> None:
         check(self, "weighting")
 
     @property
     def needs_each_report(self) -> bool:
-        """Whether it looks at workers' reports one by one; else their sums would do."""
+        """Whether the weighting needs the individual worker reports rather than their sums."""
         return False
 
     def weigh(self, updates: Updates, counts: ClassCounts | None) -> ClientWeights:
-        """The weights of the clients in `updates`; `counts` are the workers' reports, if asked for."""
+        """Return the weights of the clients in `updates`; `counts` are the worker reports, if needed."""
         raise NotImplementedError
 
 
@@ -57,10 +57,10 @@ weightings: Registry[Weighting] = Registry("weighting", Weighting)
 @weightings.register("samples")
 @dataclass(frozen=True)
 class BySamples(Weighting):
-    """Every client by its number of samples, n_k/n_S."""
+    """Weights proportional to the number of samples, n_k/n_S."""
 
     def weigh(self, updates: Updates, counts: ClassCounts | None) -> ClientWeights:
-        """n_k over the sum of the active clients' samples."""
+        """Return n_k divided by the number of samples of the active clients."""
         del counts
         sizes = updates.sizes.to(torch.float64)
         return ClientWeights(sizes / sizes.sum())
@@ -69,10 +69,10 @@ class BySamples(Weighting):
 @weightings.register("uniform")
 @dataclass(frozen=True)
 class Uniform(Weighting):
-    """Every client alike, 1/|S|."""
+    """The same weight for every client, 1/|S|."""
 
     def weigh(self, updates: Updates, counts: ClassCounts | None) -> ClientWeights:
-        """1/|S| for each."""
+        """Return 1/|S| for every client."""
         del counts
         sizes = updates.sizes.to(torch.float64)
         return ClientWeights(torch.full_like(sizes, 1 / len(sizes)))

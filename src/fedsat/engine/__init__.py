@@ -1,4 +1,4 @@
-"""How the clients of a round are computed: one after another, or all at once on one CPU or GPU."""
+"""Engines: train the clients of a round one after another, or all at once on a CPU or GPU."""
 
 from fedsat.engine.choose import EngineName, Precision, make_engine
 from fedsat.engine.sequential import SequentialEngine

@@ -1,4 +1,4 @@
-"""What engines share: the data on the device, batches, and evaluation."""
+"""Common parts of all engines: data on the device, batches, and evaluation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fedsat.tree import State, Tree, expand, tree_map
 
 
 def tuned_kernels() -> AbstractContextManager[None]:
-    """Let cuDNN try its kernels on each new shape and keep the fastest: shapes here are few and come back often."""
+    """Let cuDNN choose the fastest kernel for each new shape, because a run has few shapes and repeats them often."""
     cudnn = torch.backends.cudnn
     return cudnn.flags(enabled=True, benchmark=True, deterministic=cudnn.deterministic, allow_tf32=cudnn.allow_tf32)
 
@@ -48,7 +48,7 @@ class BaseEngine:
         self.training = training
         self.device = device
         self.class_mixes = federation.class_counts
-        """What clients' accuracy is expected by: as it is, should the federation's labels have been tampered with."""
+        """Class counts for the expected client accuracy; a label attack does not change them."""
         self.initial_model = initial_weights(module, device, dtype)
         dataset = federation.dataset
         self.train_examples = Examples(dataset.train, dataset, device, dtype)
@@ -57,26 +57,26 @@ class BaseEngine:
         self.test_counter = self.counter(self.test_examples, module)
 
     def counter(self, examples: Examples, module: nn.Module) -> Counter:
-        """What evaluates a model on some examples."""
+        """Return the counter that evaluates models on the given examples."""
         shape, classes = self.federation.dataset.input_shape, self.federation.dataset.classes
         return Counter(self.network, examples, classes, evaluation_batch(module, shape, self.device))
 
     @property
     def clients(self) -> int:
-        """N, the clients of the federation."""
+        """N, the number of clients."""
         return self.federation.clients
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """The classes to be told apart."""
+        """The names of the classes."""
         return self.federation.dataset.class_names
 
     def on_device(self, tree: Tree) -> Tree:
-        """The tree on the engine's device."""
+        """Return the tree on the engine's device."""
         return tree_map(lambda tensor: tensor.to(self.device), tree)
 
     def batch(self, rows: Tensor, crops: Tensor | None = None) -> Batch:
-        """One batch of every client from sample numbers [C, B]; padding is written as ~number."""
+        """Return one batch of every client from sample indices [C, B]; padding is encoded as ~index."""
         real = rows >= 0
         indices = torch.where(real, rows, ~rows).t()
         drawn = None if crops is None else crops.transpose(0, 1).reshape(-1, 3)
@@ -85,7 +85,7 @@ class BaseEngine:
         return Batch(x.transpose(0, 1), self.train_examples.labels[indices].t(), real)
 
     def updates(self, clients: Sequence[int], model: Model, uploads: State, steps: Tensor) -> Updates:
-        """What clients send in, with what the server knows about them."""
+        """Combine the clients' results with what the server knows about the clients."""
         return Updates(
             clients=torch.tensor(clients),
             model=model,
@@ -98,7 +98,7 @@ class BaseEngine:
         )
 
     def evaluate_workers(self, updates: Updates, workers: Indices) -> ClassCounts:
-        """Each client's model evaluated by its workers (rows of `workers`) on their own samples."""
+        """Evaluate each client's model on its workers' samples; `workers` has one row of nodes per client."""
         counts = []
         for row, nodes in enumerate(workers):
             params = {name: tensor[row : row + 1] for name, tensor in updates.model.params.items()}
@@ -107,24 +107,24 @@ class BaseEngine:
         return ClassCounts.from_confusion(torch.stack(counts))
 
     def count_by_node(self, model: Model, nodes: Indices) -> Tensor:
-        """Confusion matrices of one model (client axis of length one) on each node's samples, [nodes, m, m]."""
+        """Return confusion matrices of one model (client axis of length one) on each node's samples, [nodes, m, m]."""
         indices, owners = self.samples_of(nodes)
         with tuned_kernels():
             return self.train_counter.count(model, indices, owners, len(nodes)).counts
 
     def samples_of(self, nodes: Indices) -> tuple[Tensor, Tensor]:
-        """The numbers of all samples that some nodes hold, and which node of these holds each."""
+        """Return the indices of all samples of the given nodes, and the position of the node that holds each."""
         held = [self.federation.indices(node) for node in nodes.tolist()]
         owners = np.repeat(np.arange(len(nodes)), [len(indices) for indices in held])
         return torch.from_numpy(np.concatenate(held)).to(self.device), torch.from_numpy(owners).to(self.device)
 
     def test(self, model: Model) -> Evaluation:
-        """The global model on the test set."""
+        """Evaluate the global model on the test set."""
         with tuned_kernels():
             return self.test_counter.evaluate(model)
 
     def evaluate(self, models: Sequence[Model], client_accuracy: ClientAccuracy) -> list[Assessment]:
-        """Global models on the test set, and every client's accuracy with each."""
+        """Evaluate global models on the test set and compute every client's accuracy with each."""
         return [self._evaluate_model(model, client_accuracy) for model in models]
 
     def _evaluate_model(self, model: Model, client_accuracy: ClientAccuracy) -> Assessment:
@@ -137,11 +137,11 @@ class BaseEngine:
         return evaluation, right
 
     def traffic(
-        self, server: Server, called: int, answered: int, updates: Updates, counts: ClassCounts | None
+        self, server: Server, sampled: int, responded: int, updates: Updates, counts: ClassCounts | None
     ) -> Traffic:
-        """What a real federation would have moved."""
-        return count_traffic(self.algorithm, server, called, answered, updates, counts)
+        """Return the bytes that a real federation would send."""
+        return count_traffic(self.algorithm, server, sampled, responded, updates, counts)
 
     def notes(self) -> dict[str, Any]:
-        """Nothing: the round itself says who did not answer."""
+        """Return nothing: the round itself records which clients did not respond."""
         return {}

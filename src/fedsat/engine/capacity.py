@@ -1,4 +1,4 @@
-"""How many clients train at once: as many as the round has, as long as their memory fits."""
+"""Batch sizes and numbers of lanes that fit into memory."""
 
 from __future__ import annotations
 
@@ -9,32 +9,34 @@ import torch
 from torch import Tensor, nn
 
 COPIES = 10
-"""Model-sized trees that a lane may need: weights, gradients, a method's states, and what follows on them."""
+"""Model-sized trees that a lane may need: weights, gradients, the method's state, and temporaries."""
 MOST = {"cpu": 64, "cuda": 128}
-"""More lanes than these gain nothing: a CPU's caches are full, a GPU is busy."""
+"""Most lanes per device. More bring no gain: the CPU's caches are full, or the GPU is busy."""
 
 CACHED = {"cpu": 1 << 22, "cuda": 1 << 29}
-"""Numbers that an evaluation may have in all layers' outputs together: what stays in a CPU's caches, and what keeps a
-GPU busy. ResNet-8 then goes by 512 samples: its workers took 100 ms a round, by 256 119, by 1,024 102 (an H200,
-`benchmarks/phases.py W3 fedsat --precision bf16`)."""
+"""Most values in all layer outputs of an evaluation batch: enough to stay in the CPU's caches or keep the GPU busy.
+
+ResNet-8 then uses batches of 512 samples. Its worker evaluation took 100 ms per round, 119 ms with 256 and 102 ms with
+1,024 samples (H200, `benchmarks/phases.py W3 fedsat --precision bf16`).
+"""
 
 
 def evaluation_batch(module: nn.Module, shape: tuple[int, ...], device: torch.device) -> int:
-    """Samples to evaluate together: a power of two between 256 and 4096."""
+    """Return the batch size for evaluation, a power of two between 256 and 4096."""
     wanted = CACHED[device.type] // activations(module, shape)
     return 1 << max(8, min(12, wanted.bit_length() - 1))
 
 
 def lanes_that_fit(module: nn.Module, shape: tuple[int, ...], batch_size: int, device: torch.device) -> int:
-    """Clients that can train side by side in half of the memory that is free."""
+    """Return how many clients can train at once in half of the free memory."""
     weights = sum(tensor.numel() for tensor in module.parameters())
-    # An activation is kept for the backward pass, and its gradient is formed: twice, with room for what goes between.
+    # The backward pass needs each activation and its gradient. The factor 3 leaves room for temporaries.
     needed = 4 * (COPIES * weights + 3 * batch_size * activations(module, shape))
     return max(1, min(MOST[device.type], free_memory(device) // 2 // needed))
 
 
 def activations(module: nn.Module, shape: tuple[int, ...]) -> int:
-    """Numbers that one sample's forward pass leaves in the outputs of all layers."""
+    """Return the number of values in the outputs of all layers for one sample."""
     sizes: list[int] = []
 
     def note(_: nn.Module, __: object, output: object) -> None:
@@ -54,11 +56,11 @@ def activations(module: nn.Module, shape: tuple[int, ...]) -> int:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that are free on the device."""
+    """Return the free bytes on the device."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):  # not every system tells
+    except (OSError, StopIteration):  # not available on every system
         return 4 << 30

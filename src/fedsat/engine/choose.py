@@ -1,4 +1,4 @@
-"""Which engine a run gets: the stacked one wherever the model allows it."""
+"""Choice of the engine: the stacked one wherever the model allows it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedsat.tree import Tree
 
 EngineName = Literal["auto", "stacked", "sequential"]
 Precision = Literal["float32", "bf16", "float64"]
-"""bf16: products in bf16 where torch's autocast thinks it safe; weights, sums and updates in float32."""
+"""bf16: products in bf16 where torch's autocast considers it safe; weights, sums and updates in float32."""
 
 
 def make_engine(
@@ -33,7 +33,7 @@ def make_engine(
     device: torch.device,
     precision: Precision,
 ) -> tuple[SequentialEngine | StackedEngine, str]:
-    """The engine asked for, and a word on the choice where a user should know it (else empty)."""
+    """Return the requested engine and a note for the user about the choice (may be empty)."""
     half = precision == "bf16"
     parts = (federation, algorithm, training, device, torch.float64 if precision == "float64" else torch.float32)
     if name == "sequential":
@@ -42,33 +42,33 @@ def make_engine(
     if network is not None:
         return StackedEngine(network, module, *parts), why
     if name == "stacked":
-        raise UsageError(f"this model cannot be trained by the stacked engine ({why}); use --engine sequential")
+        raise UsageError(f"the stacked engine cannot train this model ({why}); use --engine sequential")
     return SequentialEngine(module, *parts, half=half), f"clients train one after another: {why}"
 
 
 def stacked_network(
     module: nn.Module, shape: tuple[int, ...], features: bool, half: bool
 ) -> tuple[StackedNetwork | None, str]:
-    """The module for many clients at once: folded, or else by vmap; or None. With the reason, if not folded."""
+    """Return the network for many clients at once (folded, else vmap, else None), and why it is not folded."""
     for channels_last in (True, False):
         try:
             if agrees(FoldedNetwork(module, features, False, channels_last), module, shape):
                 return FoldedNetwork(module, features, half, channels_last), ""
-            why = "it mixes channels in a way that folding does not see"
+            why = "folding changes its results, probably because it mixes channels"
         except (CannotFoldError, RuntimeError, ValueError, IndexError) as error:
             why = str(error).partition("\n")[0]
     try:
         if agrees(VmapNetwork(module, features), module, shape):
-            return VmapNetwork(module, features, half), f"the model runs by vmap, more slowly than folded ({why})"
+            return VmapNetwork(module, features, half), f"the model runs with vmap, slower than folded ({why})"
     except (CannotFoldError, RuntimeError, ValueError, IndexError) as error:
         why = f"{why}; vmap: {str(error).partition(chr(10))[0]}"
     return None, why
 
 
 def agrees(network: StackedNetwork, module: nn.Module, shape: tuple[int, ...], clients: int = 3) -> bool:
-    """Whether the stacked network gives each of a few clients what the module itself would, and their gradients.
+    """Check the stacked network's outputs and gradients against the module for a few clients.
 
-    Probed in evaluation mode, where dropout is still, and in float64, where rounding cannot hide a difference.
+    The check runs in evaluation mode, without dropout, and in float64, where rounding cannot hide a difference.
     """
     reference = ModuleNetwork(module, features=False)
     draw = torch.Generator().manual_seed(0)

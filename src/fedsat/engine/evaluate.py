@@ -1,4 +1,4 @@
-"""Counting what a model predicts, in large batches."""
+"""Count the predictions of models in large batches."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from fedsat.metrics import Evaluation
 from fedsat.tree import expand, tree_map, write
 
 TOGETHER = 16
-"""Models evaluated side by side on a CPU, at most."""
+"""Most models that are evaluated at once on a CPU."""
 
 SAMPLES = 64
-"""Samples of each of these models at a time, at least: fewer leave matrix products thin."""
+"""Fewest samples per model at a time; with fewer, matrix products are inefficient."""
 
 
 @dataclass(frozen=True)
@@ -31,39 +31,39 @@ class Tally:
 
     @staticmethod
     def empty(groups: int, classes: int, device: torch.device) -> Tally:
-        """Nothing counted yet."""
+        """Return zero counts."""
         counts = torch.zeros(groups, classes, classes, dtype=torch.int64, device=device)
         return Tally(counts, torch.zeros((), dtype=torch.float64, device=device))
 
     @property
     def mean_loss(self) -> float:
-        """The mean loss of the samples counted."""
+        """The mean loss of the counted samples."""
         return float(self.loss / self.counts.sum())
 
 
 class Counter:
-    """Counts what a network predicts on the samples of a split, `batch` of them at a time."""
+    """Counts the predictions of a network on the samples of a split, `batch` samples at a time."""
 
     def __init__(self, network: Network, examples: Examples, classes: int, batch: int) -> None:
         self.network, self.examples, self.classes, self.batch = network, examples, classes, batch
 
     @torch.inference_mode()
     def count(self, model: Model, indices: Tensor, owners: Tensor, groups: int) -> Tally:
-        """One model (client axis of length one) on the samples at `indices`; `owners` says which group each is in."""
+        """Evaluate one model (client axis of length one) on the samples at `indices`; `owners` are their groups."""
         tally = Tally.empty(groups, self.classes, indices.device)
         for part, owner in zip(torch.split(indices, self.batch), torch.split(owners, self.batch), strict=True):
             self._add(tally, model, part, owner)
         return tally
 
     def evaluate(self, model: Model) -> Evaluation:
-        """A model without client axis on all samples of the split."""
+        """Evaluate a model without client axis on all samples of the split."""
         indices = torch.arange(len(self.examples), device=self.examples.labels.device)
         alone = Model(expand(model.params, 1), expand(model.buffers, 1))
         tally = self.count(alone, indices, torch.zeros_like(indices), 1)
         return Evaluation(tally.counts[0].cpu().numpy(), tally.mean_loss)
 
     def _add(self, tally: Tally, model: Model, part: Tensor, owner: Tensor) -> None:
-        """Count one batch; a sample without a group (-1) does not count."""
+        """Count one batch, except samples with group -1."""
         labels, counted = self.examples.labels[part], owner >= 0
         logits = self.network(model.params, model.buffers, self.examples.inputs(part).unsqueeze(0)).logits[0]
         cells = (owner.clamp(min=0) * self.classes + labels) * self.classes + logits.argmax(-1)
@@ -72,12 +72,12 @@ class Counter:
 
     @torch.inference_mode()
     def count_each(self, model: Model, samples: Sequence[Tensor], owners: Sequence[Tensor], groups: int) -> Tensor:
-        """Stacked models, each on samples of its own, some models at a time: confusion matrices [C, groups, m, m].
+        """Evaluate stacked models, each on its own samples, and return confusion matrices [C, groups, m, m].
 
-        On a CPU this is faster than one model after another, whose layers may have few channels. All models together
-        take no more than `batch` samples at a time: what goes beyond a CPU's caches also goes beyond what the C library
-        keeps, and every layer's output is then memory fresh from the system. Models go by their number of samples, so
-        that those with samples left are always the first.
+        On a CPU, evaluating several models at once is faster because single layers may have few channels. All models
+        together use at most `batch` samples at a time. Larger batches exceed the CPU's caches and the C library's
+        memory pool, so every layer output would be newly allocated. Models are sorted by their number of samples, so
+        those with samples left always come first.
         """
         counts = torch.zeros(len(samples), groups, self.classes, self.classes, dtype=torch.int64)
         order = sorted(range(len(samples)), key=lambda k: -len(samples[k]))
@@ -98,7 +98,7 @@ class Counter:
         return counts
 
     def _cells(self, model: Model, part: Tensor, owner: Tensor) -> Tensor:
-        """Where in its model's tables each of the samples [B, C] counts, [C, B]."""
+        """Return the cell of its model's tables that each sample [B, C] belongs to, [C, B]."""
         x = self.examples.inputs(part.reshape(-1))
         predicted = self.network(model.params, model.buffers, x.view(*part.shape, *x.shape[1:]).transpose(0, 1))
         labels = self.examples.labels[part.t()]
@@ -106,8 +106,7 @@ class Counter:
 
 
 class GraphedCounter(Counter):
-    """The same on a GPU, where a batch is recorded as a graph: small networks would spend most of a pass on
-    starting their kernels one by one."""
+    """A counter that replays a CUDA graph per batch, because small networks spend most time on kernel launches."""
 
     def __init__(self, network: Network, examples: Examples, classes: int, batch: int) -> None:
         super().__init__(network, examples, classes, batch)
@@ -115,7 +114,7 @@ class GraphedCounter(Counter):
 
     @torch.inference_mode()
     def count(self, model: Model, indices: Tensor, owners: Tensor, groups: int) -> Tally:
-        """See `Counter`. The last batch is filled up with samples that do not count."""
+        """Count as in `Counter`; the last batch is padded with samples that do not count."""
         if self._graph is None or groups > len(self._tally.counts):
             self._record(model, groups, indices.device)
         assert self._graph is not None
@@ -133,7 +132,7 @@ class GraphedCounter(Counter):
         return Tally(self._tally.counts[:groups].clone(), self._tally.loss.clone())
 
     def _record(self, model: Model, groups: int, device: torch.device) -> None:
-        """Record one batch, after a few that let torch choose its kernels."""
+        """Capture one batch after a few warm-up batches, in which torch chooses its kernels."""
         self._model = Model(tree_map(torch.clone, model.params), tree_map(torch.clone, model.buffers))
         self._tally = Tally.empty(groups, self.classes, device)
         self._part = torch.zeros(self.batch, dtype=torch.int64, device=device)
@@ -150,5 +149,5 @@ class GraphedCounter(Counter):
 
 
 def _some(model: Model, places: list[int] | slice) -> Model:
-    """Some of stacked models; views for a slice."""
+    """Return some of the stacked models; views for a slice."""
     return Model(*(tree_map(lambda tensor: tensor[places], tree) for tree in (model.params, model.buffers)))

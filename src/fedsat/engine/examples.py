@@ -1,4 +1,4 @@
-"""A dataset's samples on the device: kept as they are, normalised (and augmented) batch by batch."""
+"""The samples of a dataset on the device, normalised and augmented batch by batch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PAD = 4
 
 
 class Examples:
-    """The samples of a split, gathered by index and normalised by the training set's mean and deviation."""
+    """The samples of a split, gathered by index and normalised by the training set's mean and standard deviation."""
 
     def __init__(self, split: Split, dataset: Dataset, device: torch.device, dtype: torch.dtype) -> None:
         self.images = torch.from_numpy(split.images).to(device)
@@ -30,15 +30,15 @@ class Examples:
         return len(self.labels)
 
     def inputs(self, indices: Tensor, crops: Tensor | None = None) -> Tensor:
-        """The normalised inputs at `indices`, [n, …]; `crops` [n, 3] asks for crop-flip augmentation."""
-        images = self.images.index_select(0, indices)  # far quicker on a CPU than [indices]
+        """Return the normalised inputs at `indices`, [n, …], cropped and flipped if `crops` [n, 3] is given."""
+        images = self.images.index_select(0, indices)  # much faster on a CPU than [indices]
         if crops is not None:
             images = crop_and_flip(images, crops)
         return images.to(self._dtype).mul_(self._factor).add_(self._shift)
 
 
 def crop_and_flip(images: Tensor, crops: Tensor) -> Tensor:
-    """Pad by zeros, cut out at each image's own offset, mirror where asked (rows of `crops`: down, right, mirror)."""
+    """Pad with zeros, crop at each image's offset, and mirror (columns of `crops`: down, right, mirror)."""
     height, width = images.shape[-2:]
     padded = functional.pad(images, (PAD, PAD, PAD, PAD))
     rows = torch.arange(height, device=images.device)

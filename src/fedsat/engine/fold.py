@@ -1,10 +1,10 @@
-"""Folding: the networks of many clients as one, with the client axis laid into the channels.
+"""Folding: combine the networks of many clients into one by moving the client axis into the channels.
 
-Activations are [B, S·C, …] with every client's channels side by side, so whatever works channel by channel or
-element by element (activations, pooling, residual sums, `flatten(1)`) is right as it stands in a user's plain
-module. Only the layers with weights are replaced: convolutions become grouped, a linear layer becomes a batched
-matrix product, normalisations get S times the channels or groups. S is read off the weights, so one folded
-module serves any number of clients.
+Activations are [B, S·C, …] with the channels of all clients side by side. Operations on single channels or elements
+(activations, pooling, residual sums, `flatten(1)`) in a plain user module are therefore correct without changes. Only
+layers with weights are replaced: convolutions become grouped, a linear layer becomes a batched matrix product, and
+normalisations get S times the channels or groups. S is inferred from the weights, so one folded module serves any
+number of clients.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fedsat.tree import Tree
 
 
 class CannotFoldError(Exception):
-    """The module has a layer that folding does not know."""
+    """The module has a layer that cannot be folded."""
 
 
 class FoldedLinear(nn.Linear):
@@ -38,23 +38,23 @@ class FoldedLinear(nn.Linear):
     aside: Aside
 
     def forward(self, input: Tensor) -> Tensor:
-        """[B, S·out]."""
+        """Return [B, S·out]."""
         clients = self.weight.shape[0]
         if input.dim() != 2:
-            raise CannotFoldError("a linear layer on more than one axis of features")
-        # W xᵀ rather than x Wᵀ: the gradient of W then lies in memory as W does, and the update is one straight pass.
+            raise CannotFoldError("a linear layer is applied to more than one feature axis")
+        # W xᵀ rather than x Wᵀ: the gradient then has the memory layout of W, and the update is one contiguous pass.
         columns = input.reshape(len(input), clients, -1).permute(1, 2, 0)
         factors = self.aside.factors if self.weight.requires_grad else None
         if factors is not None and (columns.requires_grad or (self.bias is not None and self.bias.requires_grad)):
             out = self._product(self.weight.detach(), columns)
-            # The edge, not the tensor: whatever follows may change the tensor in place.
+            # The edge, not the tensor, because later operations may change the tensor in place.
             factors.append(Factors(self.weight, columns.detach(), get_gradient_edge(out)))
         else:
             out = self._product(self.weight, columns)
         return out.permute(2, 0, 1).flatten(1)
 
     def _product(self, weight: Tensor, columns: Tensor) -> Tensor:
-        """W x + b for each client, [S, out, B]."""
+        """Return W x + b for each client, [S, out, B]."""
         if self.bias is None:
             return torch.bmm(weight, columns)
         return torch.baddbmm(self.bias.unsqueeze(2), weight, columns)
@@ -71,7 +71,7 @@ class FoldedConv1d(nn.Conv1d):
     """A convolution for [B, S·in, L] with weights [S, out, in, k], as one grouped convolution."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """[B, S·out, L′]."""
+        """Return [B, S·out, L′]."""
         return _grouped(functional.conv1d, self, input)
 
 
@@ -79,14 +79,14 @@ class FoldedConv2d(nn.Conv2d):
     """A convolution for [B, S·in, H, W] with weights [S, out, in, k, k], as one grouped convolution."""
 
     order: torch.memory_format
-    """In which images lie in memory behind this layer."""
+    """Memory format of the outputs."""
     planes: bool
-    """Whether channels are so few that a GPU is faster with images in planes, whatever the order elsewhere."""
+    """Whether the layer has so few channels that the contiguous format is faster on a GPU."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """[B, S·out, H′, W′]; on a GPU by kernels of our own, but a single client with many channels by cuDNN."""
+        """Return [B, S·out, H′, W′], computed by Triton kernels or by cuDNN, whichever is faster."""
         kind = torch.bfloat16 if torch.is_autocast_enabled(input.device.type) else input.dtype
-        # In float32 cuDNN is the faster one where channels are many.
+        # In float32, cuDNN is faster for many channels.
         suited = kind == torch.bfloat16 or (kind == torch.float32 and min(self.in_channels, self.out_channels) <= 32)
         ours = input.is_cuda and suited and self._plain()
         ours = ours and max(input.numel(), len(input) * self.weight[..., 0, 0, 0].numel() * input[0, 0].numel()) < 2**31
@@ -99,12 +99,12 @@ class FoldedConv2d(nn.Conv2d):
         return _grouped(functional.conv2d, self, input.contiguous(memory_format=self.order))
 
     def small(self) -> bool:
-        """Whether sums over its outputs, and over its taps, fit into a thread's registers (see `triton_small`)."""
+        """Whether the sums over outputs and over taps fit into a thread's registers (see `triton_small`)."""
         few = max(self.in_channels, self.out_channels) <= 16 and self.kernel_size[0] <= 5
         return few and self._plain() and self.stride == (1, 1) and 2 * int(self.padding[0]) < self.kernel_size[0]
 
     def _plain(self) -> bool:
-        """Whether the layer is square in every respect and not grouped itself."""
+        """Whether the layer is square in every respect and not grouped."""
         pairs = (self.kernel_size, self.stride, self.padding)
         square = all(isinstance(pair, tuple) and pair[0] == pair[1] for pair in pairs)
         return square and self.dilation == (1, 1) and self.groups == 1
@@ -124,9 +124,9 @@ QUICK: dict[type[nn.Module], type[nn.Module]] = {nn.Tanh: QuickTanh, nn.AvgPool2
 
 
 def fold(module: nn.Module, aside: Aside, order: torch.memory_format, *, training: bool) -> nn.Module:
-    """A copy of `module` whose layers take the weights of many clients at once, in training or evaluation mode.
+    """Return a copy of `module` that uses the weights of many clients at once, in training or evaluation mode.
 
-    `order` is that in which convolutions lay images in memory.
+    Convolutions return images in the memory format `order`.
     """
     module = copy.deepcopy(module).train(training)
     normed = any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in module.modules())
@@ -137,7 +137,7 @@ def fold(module: nn.Module, aside: Aside, order: torch.memory_format, *, trainin
             continue
         folded = FOLDED.get(type(layer))
         if folded is None or getattr(layer, "padding_mode", "zeros") != "zeros":
-            raise CannotFoldError(f"{name or 'the module itself'} is a {type(layer).__name__} with weights of its own")
+            raise CannotFoldError(f"{name or 'the module itself'} is a {type(layer).__name__} with its own weights")
         layer.__class__ = folded
         if isinstance(layer, FoldedBatchNorm) and layer.momentum is None:
             raise CannotFoldError(f"{name} is a BatchNorm with a cumulative average")
@@ -146,7 +146,7 @@ def fold(module: nn.Module, aside: Aside, order: torch.memory_format, *, trainin
         if isinstance(layer, FoldedBatchNorm | FoldedConv2d):
             layer.order = order
         if isinstance(layer, FoldedConv2d):
-            layer.planes = layer.small() and not normed  # our kernels of BatchNorm want channels last
+            layer.planes = layer.small() and not normed  # the BatchNorm kernels need channels last
     return module
 
 
@@ -154,22 +154,23 @@ class FoldedNetwork:
     """The networks of many clients as one function of stacked weights."""
 
     def __init__(self, module: nn.Module, features: bool, half: bool = False, channels_last: bool = True) -> None:
-        """`half` computes in bf16 where torch's autocast thinks it safe; weights and outputs stay as they are.
+        """Fold `module`.
 
-        `channels_last` lays images so, which is faster; a module that calls `view` on them needs them as usual.
+        With `half`, products use bf16 where torch's autocast considers it safe; weights and outputs keep their type.
+        `channels_last` is faster, but a module that calls `view` on images needs the contiguous format.
         """
         self._aside = Aside()
         self._half = half
-        # Channels last is the order of tensor cores, and the faster one for grouped convolutions on a CPU too.
+        # Tensor cores need channels last, and grouped convolutions on a CPU are faster with it too.
         order = torch.channels_last if channels_last else torch.contiguous_format
         self._training = fold(module, self._aside, order, training=True)
         self._evaluating = fold(module, Aside(), order, training=False)
         self._features = features
-        # Whether a weight has several names. To look for them at every call takes longer than a small layer.
+        # Checking for tied weights in every call would take longer than a small layer.
         self._tied = len(list(module.named_parameters(remove_duplicate=False))) > len(list(module.parameters()))
 
     def __call__(self, params: Tree, buffers: Tree, x: Tensor) -> Outputs:
-        """Evaluation mode; `buffers` stay as they are."""
+        """Run in evaluation mode; `buffers` do not change."""
         return self._run(self._evaluating, params, buffers, x)
 
     def train(
@@ -180,20 +181,20 @@ class FoldedNetwork:
         real: Tensor | None = None,
         factors: list[Factors] | None = None,
     ) -> Outputs:
-        """Training mode; running statistics in `buffers` move on. `real` marks padding, if there is any.
+        """Run in training mode and update the running statistics in `buffers`; `real` marks padding, if any.
 
-        Into `factors` go gradients of weights as factors, where that is the faster way.
+        Where it is faster, gradients of weights are appended to `factors` instead of being computed.
         """
         self._aside.real = real
         self._aside.factors = None if x.is_cuda or self._half else factors
         try:
             return self._run(self._training, params, buffers, x)
-        finally:  # factors hold the step's graph, which must not outlive the step
+        finally:  # factors keep the step's graph alive, which must end with the step
             self._aside.real = self._aside.factors = None
 
     def _run(self, module: nn.Module, params: Tree, buffers: Tree, x: Tensor) -> Outputs:
         clients, kind = len(x), x.dtype
-        folded = x.transpose(0, 1).flatten(1, 2)  # no copy where x was gathered batch by batch
+        folded = x.transpose(0, 1).flatten(1, 2)  # no copy if x was gathered batch by batch
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self._half):
             if not self._features:
                 logits = functional_call(module, (params, buffers), (folded,), tie_weights=self._tied)

@@ -1,7 +1,7 @@
-"""Steps as CUDA graphs: a step of small networks is hundreds of tiny kernels, recorded once and replayed as one.
+"""Local steps as CUDA graphs: a step of a small network is hundreds of tiny kernels, captured once and replayed.
 
-A graph reads and writes fixed memory. So the lanes, the received model and the round's table of batches live in
-buffers of their own, a counter on the device picks the batch, and nothing waits for the host within a round.
+A graph reads and writes fixed memory. The lanes, the received model and the round's table of batches therefore have
+their own buffers, a counter on the device selects the batch, and nothing waits for the host during a round.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from fedsat.engine.steps import Lanes, Plan, StackedNetwork, advance, stepping_t
 from fedsat.tree import State, Tree, tree_map, write
 
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
-"""Numbers of lanes that get a graph. A width in between uses the next larger: closed lanes then compute in vain,
-which is cheaper than recording a graph for every width."""
+"""Numbers of lanes with a graph. Other widths use the next larger one. The results of unused lanes are discarded, which
+is cheaper than capturing a graph for every width."""
 
 
 class GraphedSteps:
-    """Takes steps by replaying graphs, one for each width and for full or padded batches; kept from round to round."""
+    """Replays one graph per width, for full or padded batches; graphs are reused in later rounds."""
 
     def __init__(self, engine: BaseEngine, network: StackedNetwork) -> None:
         self._engine, self._network = engine, network
         self._graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
         self._lanes: Lanes | None = None
         self._plan: Plan | None = None
-        self._pool = torch.cuda.graph_pool_handle()  # graphs run one after another: they share their memory
+        self._pool = torch.cuda.graph_pool_handle()  # graphs never run at the same time, so they can share memory
         self._counter = torch.zeros(1, dtype=torch.int64, device=engine.device)
 
     def load(self, plan: Plan) -> GraphedSteps:
-        """Make ready for a round; graphs of earlier rounds serve again if the round fits their memory."""
+        """Prepare a round; graphs of earlier rounds are reused if the round fits into their memory."""
         if self._plan is None or not _fits(plan, self._plan):
             self._forget()
             self._plan = _roomy(plan)
@@ -50,7 +50,7 @@ class GraphedSteps:
         return self
 
     def enter(self, newcomers: Lanes, places: list[int]) -> None:
-        """Seat clients in the given lanes."""
+        """Place clients in the given lanes."""
         if self._lanes is None:
             assert self._plan is not None
             self._lanes = _repeated(newcomers, self._plan.table.shape[1])
@@ -67,7 +67,7 @@ class GraphedSteps:
 
     def _forget(self) -> None:
         self._graphs, self._lanes, self._plan = {}, None, None
-        self._pool = torch.cuda.graph_pool_handle()  # a pool ends with the last of its graphs
+        self._pool = torch.cuda.graph_pool_handle()  # the pool is freed with the last of its graphs
 
     def _graph(self, width: int, padded: bool) -> torch.cuda.CUDAGraph:
         if (width, padded) not in self._graphs:
@@ -75,12 +75,15 @@ class GraphedSteps:
         return self._graphs[width, padded]
 
     def _record(self, width: int, padded: bool) -> torch.cuda.CUDAGraph:
-        """Record one step of the first lanes. A few steps are taken on a copy first, as torch asks for."""
+        """Capture one step of the first lanes after a few warm-up steps on a copy, as torch requires."""
         assert self._lanes is not None
         lanes = self._lanes.take(slice(0, width))
         side = torch.cuda.Stream(self._engine.device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(self._engine.device))
-        with torch.random.fork_rng([self._engine.device]), torch.cuda.stream(side):  # a dropout draws nothing here
+        with (
+            torch.random.fork_rng([self._engine.device]),
+            torch.cuda.stream(side),
+        ):  # warm-up must not use random numbers
             for _ in range(3):
                 self._advance(_repeated(lanes, width), width, padded)
         torch.cuda.current_stream(self._engine.device).wait_stream(side)
@@ -107,7 +110,7 @@ def _fits(plan: Plan, room: Plan) -> bool:
 
 
 def _roomy(plan: Plan) -> Plan:
-    """Buffers for the plan's tensors, with room for rounds that are half as long again."""
+    """Return buffers for the plan's tensors, with room for rounds that are 50 % longer."""
     steps = plan.table.shape[0] + plan.table.shape[0] // 2
 
     def longer(tensor: Tensor) -> Tensor:
@@ -123,16 +126,16 @@ def _roomy(plan: Plan) -> Plan:
 
 
 def _repeated(lanes: Lanes, count: int) -> Lanes:
-    """Lanes in memory of their own, `count` of them, made by repeating the given ones."""
+    """Return `count` lanes in new memory, made by repeating the given ones."""
     copies = lanes.take([place % len(lanes.class_counts) for place in range(count)])
     return Lanes.of({name: tree_map(in_tap_order, tree) for name, tree in copies.trees().items()})
 
 
 def in_tap_order(tensor: Tensor) -> Tensor:
-    """A copy whose convolution weights, [S, out, in, k, k] or without S, lie in memory as [S, k, k, in, out].
+    """Return a copy whose convolution weights, [S, out, in, k, k] or without S, have the layout [S, k, k, in, out].
 
-    That is how the kernels read weights and write their gradients. As long as all operands lie alike, torch updates
-    weights in one straight pass and casts them without turning them round.
+    The kernels read weights and write gradients in this layout. With the same layout for all operands, torch updates
+    and casts weights in one contiguous pass.
     """
     if tensor.dim() not in (4, 5):
         return tensor.clone()
@@ -142,8 +145,11 @@ def in_tap_order(tensor: Tensor) -> Tensor:
 
 
 def hand_over(into: State, trees: State) -> None:
-    """Write the lanes after a step over those before it; a tensor that a method hands on as another one is kept apart
-    until all are written."""
+    """Overwrite the lanes with their values after a step.
+
+    A method may return one tensor of the carry under another name. Such tensors are copied first, so that none is
+    overwritten before it is read.
+    """
     old = {tensor.data_ptr() for tree in into.values() for tensor in tree.values()}
 
     def apart(tensor: Tensor, own: Tensor) -> Tensor:

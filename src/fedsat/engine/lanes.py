@@ -1,9 +1,9 @@
-"""Lanes: which client of a round trains where and when.
+"""Lanes: where and when each client of a round trains.
 
-The stacked engine trains L clients at once, one a lane. Clients differ in their number of steps; padding all to
-the longest would waste most of the work. So a lane whose client is done takes the next one, longest first, and
-when none is left the lane closes: lanes are numbered by their load, so that the ones still open are always the
-first ones, and the step simply becomes narrower.
+The stacked engine trains L clients at once, one per lane. Clients take different numbers of steps, and padding all of
+them to the longest would waste most of the work. Therefore a lane that finishes a client takes the next one, longest
+first. When no client is left, the lane closes. Lanes are sorted by their load, so the open lanes are always the first
+ones and a step only becomes narrower.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Kind = TypeVar("Kind", bound=np.generic)
 
 @dataclass(frozen=True)
 class Seat:
-    """A client (by its place in the round) in a lane, from step `begin` to before step `end`."""
+    """A client (by its position in the round) in a lane, from step `begin` up to but excluding step `end`."""
 
     client: int
     lane: int
@@ -32,19 +32,19 @@ class Seat:
 
 @dataclass(frozen=True)
 class Stretch:
-    """Steps `begin` to before `end` that the lanes 0 … width−1 take together without a change of clients."""
+    """Steps `begin` to `end` (exclusive) that lanes 0 … width−1 take without a change of clients."""
 
     begin: int
     end: int
     width: int
     entering: tuple[Seat, ...]
-    """Clients that take their lane at `begin`."""
+    """Clients that start at `begin`."""
     leaving: tuple[Seat, ...]
-    """Clients that are done at `end`."""
+    """Clients that finish at `end`."""
 
 
 def seat_clients(steps: Sequence[int], lanes: int) -> list[Seat]:
-    """Put clients on lanes, the one with most steps first, each on the lane that is free earliest."""
+    """Assign clients to lanes, those with the most steps first, each to the lane that is free first."""
     loads = np.zeros(min(lanes, len(steps)), dtype=np.int64)
     taken: list[tuple[int, int, int]] = []
     for client in sorted(range(len(steps)), key=lambda k: -steps[k]):
@@ -56,7 +56,7 @@ def seat_clients(steps: Sequence[int], lanes: int) -> list[Seat]:
 
 
 def stretches(seats: Sequence[Seat]) -> Iterator[Stretch]:
-    """The round as a sequence of stretches between changes of clients."""
+    """Split the round into stretches between changes of clients."""
     ends = sorted({seat.end for seat in seats})
     for begin, end in zip([0, *ends], ends, strict=False):
         here = [seat for seat in seats if seat.begin <= begin < seat.end]
@@ -66,10 +66,10 @@ def stretches(seats: Sequence[Seat]) -> Iterator[Stretch]:
 
 
 def batch_rows(order: Indices, batch_size: int) -> Indices:
-    """The batches of visits [E, n] as rows [steps, B].
+    """Arrange the visits [E, n] into batches, [steps, B].
 
-    An epoch's last batch is filled up with its first visit, marked as padding by being written as ~index (which is
-    negative): whatever is computed of padding is computed of a sample that the client really has.
+    The last batch of an epoch is padded with its first visit, encoded as ~index (negative). Padding thus always refers
+    to a sample that the client holds.
     """
     epochs, size = order.shape
     batches = -(-size // batch_size)
@@ -79,7 +79,7 @@ def batch_rows(order: Indices, batch_size: int) -> Indices:
 
 
 def lane_table(seats: Sequence[Seat], rows: Sequence[NDArray[Kind]], fill: int) -> NDArray[Kind]:
-    """What each lane takes at each step, [steps, L, …], from each client's rows [steps of the client, …]."""
+    """Return the entry of each lane at each step, [steps, L, …], from each client's rows [its steps, …]."""
     lanes = 1 + max(seat.lane for seat in seats)
     length = max(seat.end for seat in seats)
     table = np.full((length, lanes, *rows[0].shape[1:]), fill, dtype=rows[0].dtype)

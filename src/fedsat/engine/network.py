@@ -21,31 +21,31 @@ from fedsat.tree import Tree
 
 @dataclass(frozen=True)
 class Factors:
-    """The gradient of a linear layer's weights, not yet multiplied out: ∂L/∂W = ∂L/∂out · columnsᵀ for each client."""
+    """The factors of the gradient of a linear layer's weights: ∂L/∂W = ∂L/∂out · columnsᵀ for each client."""
 
     weight: Tensor
     """[S, out, in]."""
     columns: Tensor
     """[S, in, B]."""
     out: GradientEdge
-    """Where ∂L/∂out, [S, out, B], is found in the graph."""
+    """The position of ∂L/∂out, [S, out, B], in the graph."""
 
 
 @dataclass
 class Aside:
-    """What a step tells the layers of a module beside their input, and what they leave for it."""
+    """Side inputs and outputs of the layers in one training step."""
 
     real: Tensor | None = None
-    """Which samples of the batch at hand are real, [S, B]; None where all are."""
+    """Mask of the real samples of the batch, [S, B]; None if there is no padding."""
     factors: list[Factors] | None = None
-    """Where linear layers leave the gradients of their weights as factors; None where gradients are formed."""
+    """List to which linear layers append the factors of their gradients; None to compute gradients directly."""
 
 
 class ModuleNetwork:
     """One client's network as a function of stacked weights with a client axis of length one.
 
-    Copies of the module are kept in training and in evaluation mode, so that a method may run frozen
-    models within a training step. The modules' own weights are never read.
+    It keeps copies of the module in training and in evaluation mode, so that methods can evaluate frozen models within
+    a training step. The modules' own weights are not used.
     """
 
     def __init__(self, module: nn.Module, features: bool, half: bool = False) -> None:
@@ -54,11 +54,11 @@ class ModuleNetwork:
         self._features, self._half = features, half
 
     def __call__(self, params: Tree, buffers: Tree, x: Tensor) -> Outputs:
-        """Evaluation mode; `buffers` stay as they are."""
+        """Run in evaluation mode; `buffers` do not change."""
         return self._run(self._evaluating, _first(params), _first(buffers), x[0])
 
     def train(self, params: Tree, buffers: Tree, x: Tensor) -> Outputs:
-        """Training mode with the weights of one client (no client axis); running statistics in `buffers` move on."""
+        """Run in training mode with one client's weights (no client axis) and update the statistics in `buffers`."""
         return self._run(self._training, params, buffers, x)
 
     def _run(self, module: nn.Module, params: Tree, buffers: Tree, x: Tensor) -> Outputs:
@@ -71,16 +71,16 @@ class ModuleNetwork:
 
 
 class CarefulBatchNorm(nn.modules.batchnorm._BatchNorm):
-    """BatchNorm that takes a batch with a single value per channel, which has no statistics.
+    """BatchNorm that accepts a batch with a single value per channel.
 
-    It then uses its running statistics and leaves them as they are, where torch's own would refuse.
+    It then normalises by the running statistics and does not update them. torch's BatchNorm raises an error.
     """
 
     def _check_input_dim(self, input: Tensor) -> None:
-        del input  # checked by the class that the layer had before
+        del input  # already checked by the layer's original class
 
     def forward(self, input: Tensor) -> Tensor:
-        """As torch's, but for a single value per channel."""
+        """Normalise as torch does, except for a single value per channel."""
         if self.training and self.running_mean is not None and input.numel() == input.shape[1]:
             statistics = self.running_mean, self.running_var
             return functional.batch_norm(input, *statistics, self.weight, self.bias, False, 0.0, self.eps)
@@ -88,7 +88,7 @@ class CarefulBatchNorm(nn.modules.batchnorm._BatchNorm):
 
 
 class CarefulBatchNormRelu(BatchNormRelu, CarefulBatchNorm):
-    """The same with what follows on it."""
+    """`CarefulBatchNorm` followed by the optional shortcut and ReLU."""
 
 
 CAREFUL: dict[type[nn.Module], type[nn.Module]] = {
@@ -100,7 +100,7 @@ CAREFUL: dict[type[nn.Module], type[nn.Module]] = {
 
 
 def _careful(module: nn.Module) -> nn.Module:
-    """The module with careful norms; a user's own kinds of BatchNorm stay what they are."""
+    """Replace standard BatchNorm layers by careful ones; user-defined subclasses are not changed."""
     for layer in module.modules():
         layer.__class__ = CAREFUL.get(type(layer), type(layer))
     return module
@@ -112,10 +112,12 @@ def _first(tree: Tree) -> Tree:
 
 @contextmanager
 def last_layer_input(module: nn.Module) -> Iterator[list[Tensor]]:
-    """Note what goes into the module's last linear layer: the representation that the classifier reads."""
+    """Capture the input of the module's last linear layer: the representation that the classifier uses."""
     layers = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
     if not layers:
-        raise UsageError("this method reads the input of the model's last linear layer, and the model has none")
+        raise UsageError(
+            "this method needs the input of the model's last linear layer, but the model has no linear layer"
+        )
     seen: list[Tensor] = []
     hook = layers[-1].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     try:
@@ -125,7 +127,7 @@ def last_layer_input(module: nn.Module) -> Iterator[list[Tensor]]:
 
 
 def initial_weights(module: nn.Module, device: torch.device, dtype: torch.dtype) -> Model:
-    """The module's weights as a `Model`, on the device; parameters that the user froze count as buffers."""
+    """Return the module's weights on the device as a `Model`; frozen parameters count as buffers."""
 
     def moved(tensor: Tensor) -> Tensor:
         return tensor.detach().clone().to(device, dtype if tensor.is_floating_point() else tensor.dtype)

@@ -1,4 +1,4 @@
-"""Normalisations of many clients at once (see `fold`)."""
+"""Normalisation layers for many clients at once (see `fold`)."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class FoldedGroupNorm(nn.GroupNorm):
 
 
 class FoldedGroupNormRelu(GroupNormRelu, FoldedGroupNorm):
-    """The same with what follows on it."""
+    """`FoldedGroupNorm` followed by the optional shortcut and ReLU."""
 
 
 class FoldedBatchNorm(nn.modules.batchnorm._BatchNorm):
-    """BatchNorm with S times the channels, whose statistics leave padding out."""
+    """BatchNorm with S times the channels that excludes padding from its statistics."""
 
     aside: Aside
     order: torch.memory_format
-    """In which images lie in memory behind this layer."""
+    """Memory format of the outputs."""
 
     def _check_input_dim(self, input: Tensor) -> None:
         del input
@@ -44,7 +44,7 @@ class FoldedBatchNorm(nn.modules.batchnorm._BatchNorm):
         return self._normalised(input) if fused is None else fused
 
     def _fused(self, x: Tensor, shortcut: Tensor | None, *, relu: bool) -> Tensor | None:
-        """relu(norm(x) + shortcut) by kernels of our own; None where they do not come in."""
+        """Return relu(norm(x) + shortcut) computed by the Triton kernels, or None if they do not apply."""
         kernels = triton_module("triton_norm") if x.is_cuda and self.order == torch.channels_last else None
         owned = (self.weight, self.bias, self.running_mean, self.running_var, self.num_batches_tracked)
         if kernels is None or x.dim() != 4 or x.dtype not in {torch.bfloat16, torch.float32}:
@@ -63,16 +63,16 @@ class FoldedBatchNorm(nn.modules.batchnorm._BatchNorm):
         return cast("Tensor", kernels.normalise(x, weight, bias, shortcut, relu, tuple(running[:2]), self.eps))
 
     def _mask(self, real: Tensor, x: Tensor) -> Tensor:
-        """The mask of padding, if it fits what came here."""
+        """Return the padding mask if it matches the input."""
         if real.shape[1] != len(x):
             raise UsageError(
-                f"a batch of {real.shape[1]} samples has become one of {len(x)} before a BatchNorm, which then cannot "
-                "leave padding out; use --engine sequential"
+                f"a batch of {real.shape[1]} samples has size {len(x)} at a BatchNorm layer, which then cannot ignore "
+                "padding; use --engine sequential"
             )
         return real
 
     def _normalised(self, input: Tensor) -> Tensor:
-        """As torch's; a single value per channel is normalised by running statistics, as in `CarefulBatchNorm`."""
+        """Normalise as torch does, but a single value per channel by running statistics, as in `CarefulBatchNorm`."""
         weight, bias = (None, None) if self.weight is None else (self.weight.flatten(), self.bias.flatten())
         tracked = self.running_mean is not None
         if tracked and (not self.training or input.numel() == input.shape[1]):
@@ -91,9 +91,9 @@ class FoldedBatchNorm(nn.modules.batchnorm._BatchNorm):
         return self.running_mean.flatten(), self.running_var.flatten()
 
     def _masked(self, x: Tensor, real: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        """Statistics over the real samples of each client, written out."""
+        """Normalise by the statistics of each client's real samples."""
         clients, batch = real.shape
-        exact = torch.promote_types(x.dtype, torch.float32)  # statistics in bf16 would be worthless
+        exact = torch.promote_types(x.dtype, torch.float32)  # bf16 is too imprecise for statistics
         shaped = x.reshape(batch, clients, self.num_features, -1).to(exact)
         mask = real.t().to(exact).view(batch, clients, 1, 1)
         count = (mask.sum((0, 3), keepdim=True) * shaped.shape[3]).clamp(min=1)
@@ -119,9 +119,9 @@ class FoldedBatchNorm(nn.modules.batchnorm._BatchNorm):
 
 
 class FoldedBatchNormRelu(FoldedBatchNorm):
-    """The same with what follows on it."""
+    """`FoldedBatchNorm` followed by the optional shortcut and ReLU."""
 
     def forward(self, input: Tensor, shortcut: Tensor | None = None) -> Tensor:
-        """relu(norm(input) + shortcut), on a GPU in one go."""
+        """Return relu(norm(input) + shortcut), fused on a GPU."""
         fused = self._fused(input, shortcut, relu=True)
         return rectified(self._normalised(input), shortcut) if fused is None else fused

@@ -1,4 +1,4 @@
-"""The sequential engine: clients one after another, step by step. The reference, and where to set a breakpoint."""
+"""The sequential engine: trains one client after another. It is the reference, and convenient for debugging."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class SequentialEngine(BaseEngine):
         super().__init__(self._module_network, module, federation, algorithm, training, device, dtype)
 
     def train(self, server: Server, clients: Indices, states: dict[int, State], round_number: int) -> TrainedRound:
-        """Local training of the called clients; `states` holds what earlier participants kept."""
+        """Train the sampled clients; `states` holds the states of earlier participants."""
         return self.train_from(server.model, self.algorithm.broadcast(server), clients, states, round_number)
 
     def train_from(
         self, model: Model, received: State, clients: Indices, states: dict[int, State], round_number: int
     ) -> TrainedRound:
-        """The same, from what a client receives of the server: the model and what the method sends along."""
+        """Train from what a client receives: the model and what the method broadcasts."""
         trained = []
         for client in clients.tolist():
             task = self._task(model, received, states.get(client), client)
@@ -68,13 +68,13 @@ class SequentialEngine(BaseEngine):
         )
 
     def _train_client(self, task: Task, client: int, round_number: int) -> TrainedRound:
-        """One local round of one client."""
+        """Run the local training of one client."""
         algorithm, objective = self.algorithm, self.algorithm.objective
         params = _with_axis(task.start.params)
         buffers = tree_map(torch.clone, task.start.buffers)
         meters, steps = new_meters(1, self.device), 0
         with torch.random.fork_rng(devices=[] if self.device.type == "cpu" else [self.device]):
-            # Only a user's dropout draws from torch's global generator, which is put back as it was.
+            # Only dropout in user models uses torch's global generator, which is restored afterwards.
             torch.manual_seed(int(generator(self.training.seed, "dropout", round_number, client).integers(2**62)))
             with torch.no_grad():
                 carry = checked(algorithm.begin(task), f"{type(algorithm).__name__}.begin")
@@ -98,7 +98,7 @@ class SequentialEngine(BaseEngine):
         return TrainedRound(updates, [{**state, "objective": objective.end(costs)}], meters)
 
     def _batches(self, client: int, round_number: int) -> Iterator[Batch]:
-        """The client's batches of a round: every epoch a new order, the last batch of an epoch as small as it is."""
+        """Yield the client's batches of a round; each epoch has a new order and may end with a smaller batch."""
         held, training = self.federation.indices(client), self.training
         epochs = training.epochs_of(client, round_number)
         order = batch_order(training.seed, round_number, client, len(held), epochs)

@@ -1,7 +1,7 @@
-"""The stacked engine: all clients of a round in one step, on a CPU or a GPU.
+"""The stacked engine: trains all clients of a round at once on a CPU or a GPU.
 
-It computes what the sequential engine computes. Clients sit in lanes (see `lanes`); their weights are stacked
-and the network is folded (see `fold`), so that a step of many clients costs little more than a step of one.
+It computes the same results as the sequential engine. Clients are placed in lanes (see `lanes`). Their weights are
+stacked and the network is folded (see `fold`), so a step of many clients costs little more than a step of one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 class StackedEngine(BaseEngine):
-    """Trains the clients of a round side by side; `lanes` is how many at once at most."""
+    """Trains the clients of a round at once, at most `lanes` of them at a time."""
 
     def __init__(
         self,
@@ -54,14 +54,14 @@ class StackedEngine(BaseEngine):
         self._graphed = GraphedSteps(self, network) if device.type == "cuda" else None
 
     def counter(self, examples: Examples, module: nn.Module) -> Counter:
-        """What evaluates a model on some examples: a recorded graph on a GPU."""
+        """Return the counter that evaluates models on the given examples; it uses CUDA graphs on a GPU."""
         plain = super().counter(examples, module)
         if self.device.type != "cuda":
             return plain
         return GraphedCounter(plain.network, plain.examples, plain.classes, plain.batch)
 
     def evaluate_workers(self, updates: Updates, workers: Indices) -> ClassCounts:
-        """Each client's model evaluated by its workers; on a CPU side by side, as they were trained."""
+        """Evaluate each client's model on its workers' samples; on a CPU, several models at once."""
         if self.device.type == "cuda":
             return super().evaluate_workers(updates, workers)
         samples, owners = zip(*(self.samples_of(nodes) for nodes in workers), strict=True)
@@ -70,16 +70,16 @@ class StackedEngine(BaseEngine):
         )
 
     def train(self, server: Server, clients: Indices, states: dict[int, State], round_number: int) -> TrainedRound:
-        """Local training of the called clients, side by side."""
+        """Train the sampled clients at once."""
         with torch.random.fork_rng(devices=[] if self.device.type == "cpu" else [self.device]):
             return self._train_in_memory(server, clients, states, round_number)
 
     def _train_in_memory(
         self, server: Server, clients: Indices, states: dict[int, State], round_number: int
     ) -> TrainedRound:
-        """Train with as many lanes as fit; running out of the GPU's memory halves them and begins the round again."""
+        """Train with as many lanes as fit. If the GPU runs out of memory, halve the lanes and restart the round."""
         while True:
-            # Only a user's dropout draws from torch's global generator, which `train` puts back as it was.
+            # Only dropout in user models uses torch's global generator, which `train` restores.
             torch.manual_seed(int(generator(self.training.seed, "dropout", round_number).integers(2**62)))
             try:
                 with tuned_kernels():
@@ -92,11 +92,11 @@ class StackedEngine(BaseEngine):
                 self._graphed = GraphedSteps(self, self.stacked)
             torch.cuda.empty_cache()
             logger.warning(
-                "round %d: out of GPU memory with %d lanes; going on with %d", round_number, lanes, self.lanes
+                "round %d: out of GPU memory with %d lanes; retrying with %d", round_number, lanes, self.lanes
             )
 
     def steps(self, plan: Plan) -> Steps:
-        """What takes the steps of a round: recorded graphs on a GPU."""
+        """Return what takes the steps of a round; on a GPU, CUDA graphs."""
         return EagerSteps(self, self.stacked, plan) if self._graphed is None else self._graphed.load(plan)
 
 
@@ -134,7 +134,7 @@ class Round:
         return torch.from_numpy(lane_table(self.seats, rows, 0)).to(self.engine.device)
 
     def train(self) -> TrainedRound:
-        """Play all stretches and gather what the clients made of it."""
+        """Run all stretches and collect the clients' results."""
         steps = self.engine.steps(self.plan)
         groups: list[TrainedRound] = []
         places: list[int] = []
@@ -151,7 +151,7 @@ class Round:
         return replace(task, examples=lambda: self._one_pass(places))
 
     def _begin(self, places: list[int]) -> Lanes:
-        """Clients before their first step."""
+        """Initialise clients for their first step."""
         engine, algorithm, count = self.engine, self.engine.algorithm, len(places)
         clients = self.clients[places]
         device = engine.device
@@ -172,7 +172,7 @@ class Round:
         return empty
 
     def _states(self, clients: Indices) -> State:
-        """What the clients kept, stacked; newcomers start from the method's initial state."""
+        """Return the clients' states, stacked; new clients start from the method's initial state."""
         algorithm = self.engine.algorithm
         kept = [self.states.get(client) for client in clients.tolist()]
         fresh: State = {}
@@ -184,7 +184,7 @@ class Round:
         return {name: concatenate([state[name] for state in filled]) for name in filled[0]}
 
     def _one_pass(self, places: Sequence[int]) -> Iterator[Batch]:
-        """One pass over the samples of some clients, padded to the largest of them."""
+        """Iterate once over the samples of some clients, padded to the largest client."""
         engine = self.engine
         rows = [
             batch_rows(engine.federation.indices(client)[None], engine.training.batch_size)
@@ -195,7 +195,7 @@ class Round:
             yield engine.batch(batch, None)
 
     def _end(self, lanes: Lanes, leaving: Sequence[Seat]) -> TrainedRound:
-        """What the clients that are done bring back."""
+        """Return the results of the clients that have finished."""
         engine, algorithm = self.engine, self.engine.algorithm
         done = lanes.take([seat.lane for seat in leaving])
         steps = torch.tensor([seat.end - seat.begin for seat in leaving], device=engine.device)
@@ -209,10 +209,10 @@ class Round:
 
 
 def _slice(tree: Tree, place: int) -> Tree:
-    """One client's part of a stacked tree, in memory of its own: it outlives the round."""
+    """Return one client's part of a stacked tree as a copy, because it outlives the round."""
     return tree_map(lambda tensor: tensor[place : place + 1].clone(), tree)
 
 
 def _owned(tree: Tree) -> Tree:
-    """The tree in memory of its own, so that lanes can be written to one by one."""
+    """Return a contiguous copy of the tree, so that lanes can be written one by one."""
     return tree_map(lambda tensor: tensor.clone(memory_format=torch.contiguous_format), tree)

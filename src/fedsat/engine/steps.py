@@ -1,4 +1,4 @@
-"""The steps of many clients at once: what changes from step to step, and one step of it."""
+"""Local steps of many clients at once."""
 
 from __future__ import annotations
 
@@ -32,15 +32,16 @@ class StackedNetwork(Network, Protocol):
         real: Tensor | None = None,
         factors: list[Factors] | None = None,
     ) -> Outputs:
-        """Training mode; running statistics in `buffers` move on. `real` marks padding, if there is any.
+        """Run in training mode and update the running statistics in `buffers`; `real` marks padding, if any.
 
-        Where `factors` is given, weights may leave their gradients there as factors and be given none otherwise.
+        If `factors` is given, layers may append the factors of a weight's gradient to it instead of computing the
+        gradient.
         """
 
 
 @dataclass
 class Lanes:
-    """The clients in training: everything that changes from step to step, stacked over the lanes."""
+    """Everything that changes between steps for the clients in training, stacked over the lanes."""
 
     params: Tree
     buffers: Tree
@@ -49,11 +50,11 @@ class Lanes:
     """The objective's carry."""
     meters: Tree
     state: State
-    """What the clients kept from earlier rounds; constant."""
+    """The clients' states from earlier rounds; constant during the round."""
     class_counts: Tensor
 
     def trees(self) -> State:
-        """All of it as named trees."""
+        """Return everything as named trees."""
         named = {"params": self.params, "buffers": self.buffers, "costs": self.costs, "meters": self.meters}
         named["class_counts"] = {"": self.class_counts}
         named |= {f"carry/{name}": tree for name, tree in self.carry.items()}
@@ -61,7 +62,7 @@ class Lanes:
 
     @staticmethod
     def of(trees: State) -> Lanes:
-        """The inverse of `trees`."""
+        """Invert `trees`."""
 
         def group(prefix: str) -> State:
             return {name.removeprefix(prefix): tree for name, tree in trees.items() if name.startswith(prefix)}
@@ -72,11 +73,11 @@ class Lanes:
         return Lanes(params, buffers, group("carry/"), costs, meters, group("state/"), counts)
 
     def take(self, lanes: slice | list[int]) -> Lanes:
-        """Some of the lanes; views for a slice."""
+        """Return some of the lanes; views for a slice."""
         return Lanes.of({name: tree_map(lambda tensor: tensor[lanes], tree) for name, tree in self.trees().items()})
 
     def put(self, lanes: list[int], others: Lanes) -> None:
-        """Write other clients into some of the lanes."""
+        """Overwrite some of the lanes with other clients."""
         mine, theirs = self.trees(), others.trees()
         for name, tree in mine.items():
             for key, tensor in tree.items():
@@ -85,26 +86,26 @@ class Lanes:
 
 @dataclass(frozen=True)
 class Plan:
-    """What every lane does at every step of a round."""
+    """What every lane does in every step of a round."""
 
     start: Model
     received: State
     table: Tensor
-    """Sample numbers, [steps, L, B]; see `lanes.batch_rows` on padding."""
+    """Sample indices, [steps, L, B]; see `lanes.batch_rows` for padding."""
     crops: Tensor | None
     """Augmentation of each sample, [steps, L, B, 3]."""
     partial: NDArray[np.bool_]
-    """Whether a lane's batch has padding, [steps, L]; on the host, where the kind of step is chosen."""
+    """Whether a lane's batch has padding, [steps, L]; on the host, which chooses the kind of step."""
 
 
 class Steps(Protocol):
-    """Takes the steps of a round, eagerly or by recorded graphs."""
+    """Takes the steps of a round, eagerly or with CUDA graphs."""
 
     def enter(self, newcomers: Lanes, places: list[int]) -> None:
-        """Seat clients in the given lanes."""
+        """Place clients in the given lanes."""
 
     def play(self, stretch: Stretch) -> Lanes:
-        """Take the steps of a stretch; returns the lanes as they stand after it."""
+        """Take the steps of a stretch and return the lanes afterwards."""
 
 
 class EagerSteps:
@@ -115,14 +116,14 @@ class EagerSteps:
         self._lanes: Lanes | None = None
 
     def enter(self, newcomers: Lanes, places: list[int]) -> None:
-        """Seat clients in the given lanes; the first to come fill all of them."""
+        """Place clients in the given lanes; the first clients fill all of them."""
         if self._lanes is None:
             self._lanes = newcomers
         else:
             self._lanes.put(places, newcomers)
 
     def play(self, stretch: Stretch) -> Lanes:
-        """Take the steps of a stretch; lanes that closed before are left behind."""
+        """Take the steps of a stretch and drop the lanes that have closed."""
         if self._lanes is None:
             raise AssertionError("no client has entered")
         engine, plan, width = self._engine, self._plan, stretch.width
@@ -136,7 +137,7 @@ class EagerSteps:
 
 
 def stepping_task(engine: BaseEngine, network: StackedNetwork, plan: Plan, lanes: Lanes) -> Task:
-    """The task as methods see it in their steps."""
+    """Return the task that methods see during steps."""
     return Task(
         start=plan.start,
         received=plan.received,
@@ -150,7 +151,7 @@ def stepping_task(engine: BaseEngine, network: StackedNetwork, plan: Plan, lanes
 
 
 def advance(engine: BaseEngine, network: StackedNetwork, task: Task, lanes: Lanes, batch: Batch, padded: bool) -> None:
-    """One step of local training of all lanes: the stacked counterpart of the sequential engine's inner loop."""
+    """Take one step in all lanes: the stacked counterpart of the sequential engine's inner loop."""
     algorithm = engine.algorithm
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in lanes.params.items()}
     factors: list[Factors] | None = [] if algorithm.descends else None
@@ -166,7 +167,7 @@ def advance(engine: BaseEngine, network: StackedNetwork, task: Task, lanes: Lane
             lanes.params, carry = algorithm.step(task, lanes.carry, lanes.params, grads)
         if carry.keys() != lanes.carry.keys():
             name = type(algorithm).__name__
-            raise UsageError(f"{name}.step hands on {sorted(carry)}, {name}.begin gave {sorted(lanes.carry)}")
+            raise UsageError(f"{name}.step returned {sorted(carry)}, but {name}.begin returned {sorted(lanes.carry)}")
         lanes.carry = carry
     else:
         with torch.no_grad():
@@ -176,12 +177,12 @@ def advance(engine: BaseEngine, network: StackedNetwork, task: Task, lanes: Lane
 
 
 def descend_in_place(params: Tree, pull: Tree | None, costs: Tensor, factors: Sequence[Factors], lr: float) -> None:
-    """θ ← θ − η (∇L + pull), L the clients' costs [C].
+    """Apply θ ← θ − η (∇L + pull) in place, where L are the clients' costs [C].
 
-    A gradient left as factors is multiplied out right into its weights: formed on its own it would be written, read
-    and let go, which costs a CPU as much again as the product.
+    Gradients given as factors are multiplied and added to the weights in one operation. On a CPU, storing the gradient
+    first would cost as much time as the product itself.
     """
-    targets: list[Any] = [*params.values(), *(product.out for product in factors)]  # tensors and edges may be mixed
+    targets: list[Any] = [*params.values(), *(product.out for product in factors)]  # tensors and edges
     grads = torch.autograd.grad(costs.sum(), targets, allow_unused=True)
     with torch.no_grad():
         if pull is not None:

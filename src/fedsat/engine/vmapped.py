@@ -1,4 +1,4 @@
-"""The networks of many clients through `torch.func.vmap`: for modules that cannot be folded."""
+"""The networks of many clients with `torch.func.vmap`, for modules that cannot be folded."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from fedsat.tree import Tree
 class VmapNetwork:
     """Any module without BatchNorm, mapped over the client axis of its weights and inputs.
 
-    BatchNorm is left out because its statistics would count the padding of partial batches.
+    BatchNorm is not supported because its statistics would include the padding of partial batches.
     """
 
     def __init__(self, module: nn.Module, features: bool, half: bool = False) -> None:
         if any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in module.modules()):
-            raise CannotFoldError("BatchNorm within a module that cannot be folded")
+            raise CannotFoldError("it has BatchNorm, which vmap does not support")
         self._training = copy.deepcopy(module).train()
         self._evaluating = copy.deepcopy(module).eval()
         self._features, self._half = features, half
 
     def __call__(self, params: Tree, buffers: Tree, x: Tensor) -> Outputs:
-        """Evaluation mode."""
+        """Run in evaluation mode."""
         return self._run(self._evaluating, params, buffers, x)
 
     def train(
@@ -38,7 +38,7 @@ class VmapNetwork:
         real: Tensor | None = None,
         factors: list[Factors] | None = None,
     ) -> Outputs:
-        """Training mode; every gradient is formed, none left as factors."""
+        """Run in training mode; all gradients are computed directly."""
         del real, factors
         return self._run(self._training, params, buffers, x)
 

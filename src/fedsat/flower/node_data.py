@@ -2,7 +2,7 @@
 
 A node's configuration (`flower-supernode --node-config`) says one of
 
-    folder="/data/ours"                                   all that this folder holds (see docs/data.md)
+    folder="/data/ours"                                   all that this folder holds (see docs/howto/data.md)
     dataset="mnist" partition-id=3 num-partitions=10      one part of a dataset, split as the run says
 
 `dataset` may be left out where the run's is one that fedsat knows by name.

@@ -178,10 +178,10 @@ class RemoteEngine:
         return list(zip(evaluations, accuracies, strict=True))
 
     def traffic(
-        self, server: Server, called: int, answered: int, updates: Updates, counts: ClassCounts | None
+        self, server: Server, sampled: int, responded: int, updates: Updates, counts: ClassCounts | None
     ) -> Traffic:
         """The bytes that were sent and received since the round began."""
-        del server, called, answered, updates, counts
+        del server, sampled, responded, updates, counts
         down, up = self._exchange.down - self._marks[0], self._exchange.up - self._marks[1]
         self._marks = (self._exchange.down, self._exchange.up)
         return Traffic(down, up, self._worker_bytes)

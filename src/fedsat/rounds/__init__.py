@@ -1,4 +1,4 @@
-"""The protocol of a round. Read `round` first."""
+"""The protocol of a round. Start with `round`."""
 
 from fedsat.rounds.attacks import Attack, attacks
 from fedsat.rounds.local import LocalTraining, TrainedRound

@@ -1,7 +1,7 @@
-"""What malicious clients do, simulated: their samples, what they send, what they report as workers.
+"""Simulated attacks: what malicious clients train on, what they send, and what they report as workers.
 
-Who is malicious is drawn once for a run. Attackers follow the method but for what is said here, and keep the state
-that honest training left them: only what leaves them is false. What a method uploads besides the model stays honest.
+The malicious clients are drawn once per run. Except for the attack, they follow the method: they keep the state that
+honest training produces, and whatever the method uploads besides the model stays honest.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from fedsat.tree import Tree, tree_map
 
 @dataclass(frozen=True)
 class Attack:
-    """Nobody attacks."""
+    """No attack."""
 
     def __post_init__(self) -> None:
         check(self, "attack")
 
     def poison(self, federation: Federation, attackers: Indices) -> Federation:
-        """The federation as the clients train on it."""
+        """Return the federation that the clients train on."""
         del attackers
         return federation
 
     def send(self, start: Model, updates: Updates, attackers: Indices, seed: int, round_number: int) -> Updates:
-        """What arrives at the server in place of `updates`; clients received `start`."""
+        """Return the updates that the server receives instead of `updates`; clients started from `start`."""
         del start, attackers, seed, round_number
         return updates
 
     def report(self, counts: ClassCounts, clients: Indices, workers: Indices, attackers: Indices) -> ClassCounts:
-        """What workers report about the clients' models in place of `counts`."""
+        """Return what workers report about the clients' models instead of `counts`."""
         del clients, workers, attackers
         return counts
 
@@ -52,10 +52,10 @@ attacks.register("none")(Attack)
 @attacks.register("label-flip")
 @dataclass(frozen=True)
 class LabelFlip(Attack):
-    """Attackers train on false labels, m − 1 − y for y, and as workers judge others by them."""
+    """Attackers train on the labels m − 1 − y instead of y and, as workers, evaluate models on them."""
 
     def poison(self, federation: Federation, attackers: Indices) -> Federation:
-        """The attackers' samples with their classes in reverse order."""
+        """Reverse the order of the classes in the attackers' samples."""
         dataset = federation.dataset
         labels = dataset.train.labels.copy()
         for client in attackers.tolist():
@@ -67,10 +67,10 @@ class LabelFlip(Attack):
 
 @dataclass(frozen=True)
 class FalseUpdate(Attack):
-    """Attackers send another update θ_k − Θ than the one they made."""
+    """Base of attacks that replace the update θ_k − Θ."""
 
     def send(self, start: Model, updates: Updates, attackers: Indices, seed: int, round_number: int) -> Updates:
-        """The attackers' models at another place; buffers are the trained ones."""
+        """Replace the attackers' parameters; their buffers stay those of honest training."""
         false = _among(updates.clients, attackers)
         if not bool(false.any()):
             return updates
@@ -84,17 +84,17 @@ class FalseUpdate(Attack):
         return replace(updates, model=Model(params, updates.model.buffers))
 
     def instead(self, client_updates: Tree, draws: Sequence[np.random.Generator]) -> Tree:
-        """What the attackers send in place of their updates; each has a generator to draw from."""
+        """Return the replacement for the attackers' updates; each attacker has a random generator."""
         raise NotImplementedError
 
 
 @attacks.register("sign-flip")
 @dataclass(frozen=True)
 class SignFlip(FalseUpdate):
-    """Attackers send Θ − (θ_k − Θ): a step back from what they learned."""
+    """Attackers send Θ − (θ_k − Θ), the reversed update."""
 
     def instead(self, client_updates: Tree, draws: Sequence[np.random.Generator]) -> Tree:
-        """The update reversed."""
+        """Return the reversed updates."""
         del draws
         return tree_map(torch.neg, client_updates)
 
@@ -102,12 +102,12 @@ class SignFlip(FalseUpdate):
 @attacks.register("scale")
 @dataclass(frozen=True)
 class Scale(FalseUpdate):
-    """Attackers send Θ + factor · (θ_k − Θ), to have the say of many."""
+    """Attackers send Θ + factor · (θ_k − Θ) to increase their influence."""
 
-    factor: Annotated[float, Option("times that the update is enlarged", above=0)] = 10.0
+    factor: Annotated[float, Option("factor on the update", above=0)] = 10.0
 
     def instead(self, client_updates: Tree, draws: Sequence[np.random.Generator]) -> Tree:
-        """The update enlarged."""
+        """Return the scaled updates."""
         del draws
         return tree_map(lambda tensor: self.factor * tensor, client_updates)
 
@@ -115,12 +115,12 @@ class Scale(FalseUpdate):
 @attacks.register("noise")
 @dataclass(frozen=True)
 class Noise(FalseUpdate):
-    """Attackers send Θ and Gaussian noise, some times as long as their own update."""
+    """Attackers send Θ plus Gaussian noise, several times as long as their update."""
 
-    factor: Annotated[float, Option("length of the noise in lengths of the update", above=0)] = 3.0
+    factor: Annotated[float, Option("length of the noise relative to the update", above=0)] = 3.0
 
     def instead(self, client_updates: Tree, draws: Sequence[np.random.Generator]) -> Tree:
-        """Noise of the same spread in all coordinates; drawn on the CPU, so that every device has the same."""
+        """Return noise with the same variance in all coordinates, drawn on the CPU so that devices agree."""
         size = sum(tensor[0].numel() for tensor in client_updates.values())
         lengths = torch.stack([tensor.reshape(len(tensor), -1).square().sum(1) for tensor in client_updates.values()])
         spread = self.factor * (lengths.sum(0) / size).sqrt()
@@ -135,10 +135,10 @@ class Noise(FalseUpdate):
 @attacks.register("free-rider")
 @dataclass(frozen=True)
 class FreeRider(FalseUpdate):
-    """Attackers send back the model that they received."""
+    """Attackers send back the model they received."""
 
     def instead(self, client_updates: Tree, draws: Sequence[np.random.Generator]) -> Tree:
-        """No update."""
+        """Return zero updates."""
         del draws
         return tree_map(torch.zeros_like, client_updates)
 
@@ -146,21 +146,21 @@ class FreeRider(FalseUpdate):
 @attacks.register("lying-worker")
 @dataclass(frozen=True)
 class LyingWorker(SignFlip):
-    """Attackers step back as in sign-flip; as workers they call each other's models perfect and all others wrong.
+    """Attackers send reversed updates; as workers, they report other attackers as perfect and all others as wrong.
 
-    The lie is one that no check of a single report can find: of a model to be pushed all labels are predicted rightly,
-    of one to be buried every label is taken for the next class; labels are the same in all of a worker's reports.
+    No check of a single report detects the lie. For a promoted model, all labels are predicted correctly; for any other
+    model, every label is predicted as the next class. The labels are the same in all reports of a worker.
     """
 
-    sends: Annotated[Literal["sign-flip", "honest"], Option("the models that attackers send")] = "sign-flip"
-    inflate: Annotated[int, Option("times that a liar multiplies its samples, to count for more", at_least=1)] = 10
+    sends: Annotated[Literal["sign-flip", "honest"], Option("updates that attackers send")] = "sign-flip"
+    inflate: Annotated[int, Option("factor on the sample counts that attackers report", at_least=1)] = 10
 
     def send(self, start: Model, updates: Updates, attackers: Indices, seed: int, round_number: int) -> Updates:
-        """Reversed updates, or honest ones."""
+        """Send reversed or honest updates."""
         return updates if self.sends == "honest" else super().send(start, updates, attackers, seed, round_number)
 
     def report(self, counts: ClassCounts, clients: Indices, workers: Indices, attackers: Indices) -> ClassCounts:
-        """Z = TP = T about an attacker's model; Z = T moved on by one class and TP = 0 about another's."""
+        """Report Z = TP = T for an attacker's model; otherwise Z = T shifted by one class and TP = 0."""
         device = counts.labels.device
         lying = torch.from_numpy(np.isin(workers, attackers)).to(device)[..., None]
         pushed = torch.from_numpy(np.isin(clients, attackers)).to(device)[:, None, None]

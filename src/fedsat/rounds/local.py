@@ -1,4 +1,4 @@
-"""What all engines agree on about local training."""
+"""Settings and results of local training, common to all engines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedsat.tree import State, Tree, concatenate, tree_map
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """How every client trains, whatever the method: E, B, η, augmentation, and the seed of its batches."""
+    """Settings of local training, the same for every method: E, B, η, augmentation, and the seed."""
 
     epochs: int
     batch_size: int
@@ -24,29 +24,29 @@ class LocalTraining:
     augment: bool
     seed: int
     stragglers: float = 0.0
-    """Share of the clients that do not get all epochs done."""
+    """Share of the clients that complete only some of the epochs."""
 
     def epochs_of(self, client: int, round_number: int) -> int:
-        """The epochs that a client gets done in a round."""
+        """Return the number of epochs that a client completes in a round."""
         return local_epochs(self.seed, round_number, client, self.epochs, self.stragglers)
 
 
 @dataclass(frozen=True)
 class TrainedRound:
-    """What an engine brings back from local training."""
+    """The result of a round of local training."""
 
     updates: Updates
     states: list[State]
-    """Each client's new state, in the order of the updates."""
+    """The new state of each client, in the order of the updates."""
     meters: Tree
 
     @property
     def losses(self) -> Tensor:
-        """Each client's mean training loss, [K]."""
+        """The mean training loss of each client, [K]."""
         return self.meters["loss"] / self.updates.steps
 
     def take(self, order: list[int]) -> TrainedRound:
-        """The clients in another order."""
+        """Return the clients at the given positions, in that order."""
 
         def taken(tree: Tree) -> Tree:
             return tree_map(lambda tensor: tensor[order], tree)
@@ -64,7 +64,7 @@ class TrainedRound:
 
     @staticmethod
     def of(parts: Sequence[TrainedRound]) -> TrainedRound:
-        """Several clients' results as one."""
+        """Concatenate the results of several clients."""
         updates = [part.updates for part in parts]
         params = concatenate([one.model.params for one in updates])
         joined = replace(
@@ -80,18 +80,18 @@ class TrainedRound:
 
 
 def new_meters(clients: int, device: torch.device) -> Tree:
-    """Meters of clients before their first step: the sum of losses, and for how many steps it has been finite."""
+    """Return meters before the first step: the sum of losses, and the number of steps with a finite sum."""
     return {"loss": torch.zeros(clients, device=device), "finite": torch.zeros(clients, device=device)}
 
 
 def meter(meters: Tree, losses: Tensor) -> Tree:
-    """Add a step's losses [C]. A sum that is not finite stays so: `finite` then stops at the last good step."""
+    """Add the losses of a step, [C]. Once the sum is not finite, `finite` no longer grows."""
     total = meters["loss"] + losses.to(meters["loss"].dtype)
-    return {"loss": total, "finite": meters["finite"] + (total - total == 0)}  # isfinite in two operations, not four
+    return {"loss": total, "finite": meters["finite"] + (total - total == 0)}  # isfinite with two operations, not four
 
 
 def finite(trained: TrainedRound) -> Tensor:
-    """Which clients trained and sent finite numbers throughout, [K]."""
+    """Return a mask [K] of the clients whose losses, models and uploads are all finite."""
     updates, meters = trained.updates, trained.meters
     sent = [updates.model.params, updates.model.buffers, *updates.uploads.values()]
     whole = [torch.isfinite(tensor).reshape(len(tensor), -1).all(1) for tree in sent for tensor in tree.values()]
@@ -99,11 +99,11 @@ def finite(trained: TrainedRound) -> Tensor:
 
 
 def diverged(trained: TrainedRound, round_number: int) -> TrainingError:
-    """The word on a round in which no client stayed finite: where the first of them left the finite numbers."""
+    """Return the error for a round without any finite update; it names the first client and where it diverged."""
     updates, meters, place = trained.updates, trained.meters, 0
     good, steps = int(meters["finite"][place]), int(updates.steps[place])
-    what = f"step {good + 1} of {steps}: the loss" if good < steps else f"after {steps} steps: a number it sends"
+    what = f"step {good + 1} of {steps}: the loss" if good < steps else f"after {steps} steps: an uploaded value"
     return TrainingError(
         f"round {round_number}, client {int(updates.clients[place])}, {what} is not finite; "
-        f"a smaller --lr (now {updates.lr:g}) or a look at the client's data may help"
+        f"try a smaller --lr (now {updates.lr:g}) or check the client's data"
     )

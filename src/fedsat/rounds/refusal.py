@@ -1,4 +1,4 @@
-"""What the server refuses before it weighs anything: updates that cannot be averaged, reports that cannot be true."""
+"""Checks of what the server receives: refuse updates that cannot be averaged and contradictory worker reports."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from fedsat.metrics import ClassCounts
 from fedsat.rounds.local import TrainedRound, diverged, finite
 
 Refused = dict[int, str]
-"""Nodes that were refused, and why."""
+"""Refused nodes and the reason for each."""
 
 
 def refuse_updates(
     trained: TrainedRound, start: Model, max_norm: float, round_number: int
 ) -> tuple[TrainedRound, Refused]:
-    """The updates without those that are not finite or went too far, and who sent these.
+    """Return the updates without those that are not finite or too long, and the clients that sent these.
 
-    Too far is a `stretch` of more than `max_norm` (0: never). If nothing at all is finite, no round is left to play and
-    the training stops.
+    An update is too long if its `stretch` exceeds `max_norm` (0: no limit). If no update is finite, an error stops the
+    training.
     """
     whole = finite(trained)
     if not bool(whole.any()):
@@ -36,31 +36,31 @@ def refuse_updates(
         if not whole[place]:
             refused[client] = "not finite"
         elif far[place]:
-            refused[client] = f"moved {float(stretches[place]):.3g} times as far as the median"
+            refused[client] = f"update is {float(stretches[place]):.3g} times as long as the median"
     return trained.take(torch.nonzero(whole & ~far).flatten().tolist()), refused
 
 
 def stretch(lengths: Tensor, steps: Tensor, whole: Tensor) -> Tensor:
-    """How far updates of these lengths ‖θ_k − Θ‖ went, in medians of those that are `whole`, [K].
+    """Return the lengths ‖θ_k − Θ‖ relative to the median of the `whole` updates, [K].
 
-    A client that took more steps than the median one may go as much further: where sizes are uneven, the largest
-    honest client would otherwise be the first to be refused. 0 where most did not move: there is no measure then.
+    A client that took more steps than the median is allowed a proportionally longer update. Otherwise, with uneven
+    sizes, the largest honest client would be refused first. If the median is 0, the result is 0.
     """
-    taken = steps.to(lengths)  # device and kind
+    taken = steps.to(lengths)
     longer = (taken / torch.quantile(taken[whole], 0.5)).clamp(min=1)
     middle = torch.quantile(lengths[whole], 0.5)
     return torch.where(middle > 0, lengths / (middle * longer), 0.0)
 
 
 def refuse_reports(counts: ClassCounts) -> tuple[ClassCounts, Refused]:
-    """The reports without those of workers that contradict themselves, and who these are.
+    """Return the reports without those of workers that contradict themselves, and these workers.
 
-    A report says 0 ≤ TP ≤ min(T, Z) in every class and ΣZ = ΣT, and a worker holds the same samples whomever it is
-    asked about. A worker that breaks this once is not believed about anybody in the round.
+    Every report must satisfy 0 ≤ TP ≤ min(T, Z) for each class and ΣZ = ΣT, and T must be the same in all reports of a
+    worker. A worker that violates this once is ignored for the whole round.
     """
     predicted, correct, labels = counts.predicted, counts.correct, counts.labels
     if counts.workers is None:
-        raise ValueError("reports can be refused only if it is known whose they are")
+        raise ValueError("refusing reports requires the workers' identities")
     workers = counts.workers.cpu().numpy()
     possible = ((correct >= 0) & (correct <= torch.minimum(labels, predicted))).all(-1)
     possible &= predicted.sum(-1) == labels.sum(-1)
@@ -68,8 +68,8 @@ def refuse_reports(counts: ClassCounts) -> tuple[ClassCounts, Refused]:
     reported = held.any(axis=-1)
     nodes, first, node = np.unique(workers[reported], return_index=True, return_inverse=True)
     changing = (held[reported] != held[reported][first][node]).any(axis=-1)
-    refused = {int(liar): "labels that change from report to report" for liar in nodes[np.unique(node[changing])]}
-    refused |= {int(liar): "counts that cannot be" for liar in np.unique(workers[~possible.cpu().numpy()])}
+    refused = {int(liar): "labels differ between reports" for liar in nodes[np.unique(node[changing])]}
+    refused |= {int(liar): "impossible counts" for liar in np.unique(workers[~possible.cpu().numpy()])}
     if not refused:
         return counts, {}
     liars = torch.from_numpy(np.isin(workers, list(refused)))

@@ -1,11 +1,11 @@
-"""One round of federated learning: the loop everyone reads first.
+"""One round of federated learning.
 
-the server calls some clients, some of which do not answer       sample_clients, which_respond
-they train the received model on their own samples               engine.train
-(some of them may send something else)                           attack.send
-the server refuses what cannot be averaged                       refuse_updates
-worker nodes evaluate each client's model (if weights need it)   engine.evaluate_workers, attack.report, refuse_reports
-the server weighs the clients and forms the next model           weigh, select, aggregate
+the server samples clients, some of which do not respond         sample_clients, which_respond
+they train the received model on their samples                   engine.train
+attackers replace their updates                                  attack.send
+the server refuses updates that cannot be averaged               refuse_updates
+workers evaluate each client's model (if the weighting needs it) engine.evaluate_workers, attack.report, refuse_reports
+the server computes weights and the next global model            weigh, select, aggregate
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from fedsat.tree import State, nbytes
 
 
 class Engine(Protocol):
-    """What can train and evaluate the clients of a federation."""
+    """Trains and evaluates the clients of a federation."""
 
     algorithm: Algorithm
     device: torch.device
@@ -41,33 +41,33 @@ class Engine(Protocol):
 
     @property
     def clients(self) -> int:
-        """N, the clients of the federation."""
+        """N, the number of clients."""
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """The classes to be told apart."""
+        """The names of the classes."""
 
     def train(self, server: Server, clients: Indices, states: dict[int, State], round_number: int) -> TrainedRound:
-        """Local training of the called clients; those who do not answer are missing from what it returns."""
+        """Train the sampled clients; the result omits those that do not respond."""
 
     def evaluate_workers(self, updates: Updates, workers: Indices) -> ClassCounts:
-        """Each client's model evaluated by its workers, one row of nodes per client."""
+        """Evaluate each client's model on its workers' samples; `workers` has one row of nodes per client."""
 
     def evaluate(self, models: Sequence[Model], client_accuracy: ClientAccuracy) -> list[Assessment]:
-        """Global models on the test set, and what each is worth to every client."""
+        """Evaluate global models on the test set and compute every client's accuracy."""
 
     def traffic(
-        self, server: Server, called: int, answered: int, updates: Updates, counts: ClassCounts | None
+        self, server: Server, sampled: int, responded: int, updates: Updates, counts: ClassCounts | None
     ) -> Traffic:
-        """The bytes that the round moved; `updates` are those that were used."""
+        """Return the bytes sent in the round; `updates` are those that were used."""
 
     def notes(self) -> dict[str, Any]:
-        """What else the record of the round that ends now should say; asked once a round."""
+        """Return further entries for the record of the current round; called once per round."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """Who is called in a round: how many clients, how many workers for each, and the seed of the draw."""
+    """How many clients are sampled per round, how many workers per client, and the seed."""
 
     per_round: int
     workers: int
@@ -76,12 +76,12 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Faults:
-    """What goes wrong in a federation, and when the server refuses an update; as it stands, nothing goes wrong."""
+    """Simulated faults, and when the server refuses an update. By default, there are no faults."""
 
     dropout: float = 0.0
-    """Probability that a called client or worker does not answer."""
+    """Probability that a sampled client or worker does not respond."""
     max_norm: float = 0.0
-    """An update longer than this many medians of its round is refused; 0: none is for its length."""
+    """Refuse updates longer than this many times the round's median; 0: no limit."""
     attack: Attack = Attack()
     attackers: Indices = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
@@ -91,18 +91,18 @@ NO_FAULTS = Faults()
 
 @dataclass
 class FederationState:
-    """Where a federated training stands between rounds: complete, so that it can be put away and taken up again."""
+    """The complete state of a federated training between rounds, as stored in a checkpoint."""
 
     server: Server
     states: dict[int, State] = field(default_factory=dict)
-    """What each client that ever took part keeps."""
+    """The state of each client that has participated."""
     rounds: int = 0
-    """Rounds played."""
+    """Number of completed rounds."""
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes that a round moves from the server to nodes and back; `workers` is the evaluation's part of both."""
+    """Bytes that a round sends to nodes and back; `workers` is the share of the evaluation in both."""
 
     down: int
     up: int
@@ -111,42 +111,42 @@ class Traffic:
 
 @dataclass(frozen=True)
 class RoundResult:
-    """What is known of a round after it was played."""
+    """The result of a round."""
 
     number: int
     clients: Indices
-    """Those whose updates were weighed, in the order of their weights."""
+    """The clients whose updates were aggregated, in the order of their weights."""
     losses: Tensor
     client_weights: ClientWeights
     traffic: Traffic
     seconds: dict[str, float]
     missing: tuple[int, ...] = ()
-    """Called clients that did not answer. If none did, the round was skipped and the model stayed as it was."""
+    """Sampled clients that did not respond. If none did, the round was skipped and the model did not change."""
     refused: Refused = field(default_factory=dict)
-    """Clients whose updates were refused, and why."""
+    """Clients whose updates were refused, with the reasons."""
     refused_workers: Refused = field(default_factory=dict)
-    """Workers whose reports were refused, and why."""
+    """Workers whose reports were refused, with the reasons."""
 
 
 def start(engine: Engine) -> FederationState:
-    """A federated training before its first round."""
+    """Return the state before the first round."""
     model = engine.initial_model
     return FederationState(Server(model, engine.algorithm.initial_memory(model)))
 
 
 def run_round(engine: Engine, training: FederationState, calls: Sampling, faults: Faults = NO_FAULTS) -> RoundResult:
-    """Play the next round and move `training` on; on an error it stays as it was."""
+    """Run the next round and update `training`. After an error, `training` is unchanged."""
     algorithm, server, number = engine.algorithm, training.server, training.rounds + 1
     seconds: dict[str, float] = {}
-    called = sample_clients(calls.seed, number, engine.clients, calls.per_round)
-    answer = which_respond(calls.seed, number, called, faults.dropout)
+    sampled = sample_clients(calls.seed, number, engine.clients, calls.per_round)
+    answer = which_respond(calls.seed, number, sampled, faults.dropout)
     if not answer.any():
         training.rounds = number
-        return skipped_round(number, called, count_down(algorithm, server, len(called)))
+        return skipped_round(number, sampled, count_down(algorithm, server, len(sampled)))
 
     with timed(seconds, "train", engine.device):
-        trained = engine.train(server, called[answer], training.states, number)
-        answered = trained.updates.clients.numpy()
+        trained = engine.train(server, sampled[answer], training.states, number)
+        responded = trained.updates.clients.numpy()
         sent = faults.attack.send(server.model, trained.updates, faults.attackers, calls.seed, number)
         trained, refused = refuse_updates(replace(trained, updates=sent), server.model, faults.max_norm, number)
         updates, clients = trained.updates, trained.updates.clients.numpy()
@@ -155,37 +155,39 @@ def run_round(engine: Engine, training: FederationState, calls: Sampling, faults
     refused_workers: Refused = {}
     if algorithm.weighting.needs_counts:
         with timed(seconds, "evaluate_workers", engine.device):
-            workers = sample_workers(calls.seed, number, engine.clients, called, calls.workers)
-            counts = evaluate_by_workers(engine, updates, workers[np.isin(called, clients)], calls.seed, number, faults)
+            workers = sample_workers(calls.seed, number, engine.clients, sampled, calls.workers)
+            counts = evaluate_by_workers(
+                engine, updates, workers[np.isin(sampled, clients)], calls.seed, number, faults
+            )
             counts, refused_workers = refuse_reports(counts)
 
     with timed(seconds, "aggregate", engine.device):
         client_weights = weigh(algorithm, server, updates, counts)
-        traffic = engine.traffic(server, len(called), len(answered), updates, counts)
+        traffic = engine.traffic(server, len(sampled), len(responded), updates, counts)
         server = algorithm.aggregate(server, updates, client_weights.weights)
         check_server(server, number)
 
     training.server = server
     training.states.update(zip(clients.tolist(), trained.states, strict=True))
     training.rounds = number
-    missing = tuple(called[~np.isin(called, answered)].tolist())
+    missing = tuple(sampled[~np.isin(sampled, responded)].tolist())
     return RoundResult(
         number, clients, trained.losses, client_weights, traffic, seconds, missing, refused, refused_workers
     )
 
 
-def skipped_round(number: int, called: Indices, down: int) -> RoundResult:
-    """A round that nobody answered."""
+def skipped_round(number: int, sampled: Indices, down: int) -> RoundResult:
+    """Return the result of a round in which no client responded."""
     nobody = torch.zeros(0)
     return RoundResult(
-        number, called[:0], nobody, ClientWeights(nobody), Traffic(down, 0, 0), {}, tuple(called.tolist())
+        number, sampled[:0], nobody, ClientWeights(nobody), Traffic(down, 0, 0), {}, tuple(sampled.tolist())
     )
 
 
 def evaluate_by_workers(
     engine: Engine, updates: Updates, workers: Indices, seed: int, number: int, faults: Faults
 ) -> ClassCounts:
-    """What the workers report on the clients' models; zeros where one does not answer."""
+    """Return the workers' reports on the clients' models, with zeros for workers that do not respond."""
     clients, nodes = updates.clients.numpy(), torch.from_numpy(workers).to(engine.device)
     counts = faults.attack.report(engine.evaluate_workers(updates, workers), clients, workers, faults.attackers)
     silent = ~which_workers_respond(seed, number, workers, faults.dropout)
@@ -193,7 +195,7 @@ def evaluate_by_workers(
 
 
 def weigh(algorithm: Algorithm, server: Server, updates: Updates, counts: ClassCounts | None) -> ClientWeights:
-    """How much each update counts: by the method's weighting, and by its aggregator if that looks at updates."""
+    """Return the weights of the method's weighting, adjusted by the aggregator if it depends on the updates."""
     client_weights, aggregator = algorithm.weighting.weigh(updates, counts), algorithm.aggregator
     if not aggregator.selects:
         return client_weights
@@ -203,24 +205,24 @@ def weigh(algorithm: Algorithm, server: Server, updates: Updates, counts: ClassC
 
 
 def check_server(server: Server, round_number: int) -> None:
-    """Refuse an aggregate that is not finite, although everything the clients sent was."""
+    """Raise an error if the aggregate is not finite although all updates are."""
     trees = [server.model.params, server.model.buffers, *server.memory.values()]
     if not all(bool(torch.isfinite(tensor).all()) for tree in trees for tensor in tree.values()):
-        raise TrainingError(f"round {round_number}: the aggregate is not finite; a smaller --lr or server_lr may help")
+        raise TrainingError(f"round {round_number}: the aggregate is not finite; try a smaller --lr or server_lr")
 
 
 def count_traffic(
-    algorithm: Algorithm, server: Server, called: int, answered: int, updates: Updates, counts: ClassCounts | None
+    algorithm: Algorithm, server: Server, sampled: int, responded: int, updates: Updates, counts: ClassCounts | None
 ) -> Traffic:
-    """The bytes that a real federation would have moved in this round.
+    """Return the bytes that a real federation would send in this round.
 
-    Down go the model and what the method broadcasts, up the models and uploads of those who answered. A worker
-    other than the client itself fetches the client's model; it sends three vectors of counts (8 bytes each) if it
-    answers.
+    Sampled clients download the model and what the method broadcasts. Clients that responded upload their model and the
+    method's uploads. Every worker except the client itself downloads the client's model, and uploads three vectors of
+    counts (8 bytes per entry) if it responds.
     """
-    down = count_down(algorithm, server, called)
+    down = count_down(algorithm, server, sampled)
     received = nbytes([updates.model.params, updates.model.buffers, *updates.uploads.values()])
-    up = answered * received // len(updates.sizes)  # what was refused had been sent
+    up = responded * received // len(updates.sizes)  # refused updates were sent too
     if counts is None:
         return Traffic(down, up, 0)
     clients, workers, classes = counts.labels.shape
@@ -229,14 +231,14 @@ def count_traffic(
     return Traffic(down + fetched, up + reported, fetched + reported)
 
 
-def count_down(algorithm: Algorithm, server: Server, called: int) -> int:
-    """Bytes of the model and of what the method broadcasts, for every called client."""
-    return called * nbytes([server.model.params, server.model.buffers, *algorithm.broadcast(server).values()])
+def count_down(algorithm: Algorithm, server: Server, sampled: int) -> int:
+    """Return the bytes of the model and the method's broadcast, for all sampled clients."""
+    return sampled * nbytes([server.model.params, server.model.buffers, *algorithm.broadcast(server).values()])
 
 
 @contextmanager
 def timed(seconds: dict[str, float], name: str, device: torch.device) -> Iterator[None]:
-    """Add the time spent inside to `seconds[name]`, on a GPU until its work is done."""
+    """Add the elapsed time to `seconds[name]`, after the GPU has finished its work."""
     began = time.perf_counter()
     yield
     if device.type == "cuda":

@@ -1,4 +1,4 @@
-"""Who takes part in a round, in which order samples are visited, and who fails: drawn from the seed (see `seeding`)."""
+"""Random choices of a round, drawn from the seed (see `seeding`): clients, workers, batches, and faults."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from fedsat.seeding import Indices, generator
 
 
 def sample_clients(seed: int, round_number: int, clients: int, per_round: int) -> Indices:
-    """S_t: the clients called in a round, uniformly without replacement."""
+    """Return S_t, the clients of a round, sampled uniformly without replacement."""
     rng = generator(seed, "clients", round_number)
     return rng.choice(clients, per_round, replace=False).astype(np.int64)
 
 
-def sample_workers(seed: int, round_number: int, clients: int, called: Indices, workers: int) -> Indices:
-    """W_{t,k} for every called client k: itself, then nodes outside S_t (SPEC §3). One row per client.
+def sample_workers(seed: int, round_number: int, clients: int, sampled: Indices, workers: int) -> Indices:
+    """Return W_{t,k} for every sampled client k, one row per client: the client, then nodes outside S_t.
 
-    Nodes are dealt from one shuffled pool; when it runs out it is refilled and reshuffled, so the load on
-    nodes differs by at most one round of dealing. A set never holds a node twice: with fewer than
-    `workers − 1` nodes outside S_t all of them are taken.
+    Nodes are drawn from one shuffled pool, which is refilled and reshuffled when it is empty, so the load of any two
+    nodes differs by at most one. A row never contains a node twice: with fewer than `workers − 1` nodes outside S_t, it
+    contains all of them.
     """
     rng = generator(seed, "workers", round_number)
-    outside = np.setdiff1d(np.arange(clients, dtype=np.int64), called)
+    outside = np.setdiff1d(np.arange(clients, dtype=np.int64), sampled)
     others = min(workers - 1, len(outside))
     pool = rng.permutation(outside)
-    rows = np.empty((len(called), others + 1), dtype=np.int64)
-    rows[:, 0] = called
+    rows = np.empty((len(sampled), others + 1), dtype=np.int64)
+    rows[:, 0] = sampled
     for row in rows:
         taken, pool = pool[:others], pool[others:]
         if len(taken) < others:
@@ -39,33 +39,33 @@ def sample_workers(seed: int, round_number: int, clients: int, called: Indices, 
 
 
 def batch_order(seed: int, round_number: int, client: int, size: int, epochs: int) -> Indices:
-    """The order in which a client visits its samples: one permutation per local epoch."""
+    """Return the order in which a client visits its samples: one permutation per local epoch."""
     rng = generator(seed, "batches", round_number, client)
     return np.stack([rng.permutation(size) for _ in range(epochs)]).astype(np.int64)
 
 
 def crops_and_flips(seed: int, round_number: int, client: int, size: int, epochs: int, pad: int) -> NDArray[np.uint8]:
-    """The augmentation of every visit of a sample: row and column offset of the crop, and whether it is mirrored."""
+    """Return the augmentation of every visit of a sample: row offset, column offset, and whether to mirror."""
     rng = generator(seed, "augment", round_number, client)
     offsets = rng.integers(0, 2 * pad + 1, (epochs, size, 2), dtype=np.uint8)
     return np.concatenate([offsets, rng.integers(0, 2, (epochs, size, 1), dtype=np.uint8)], axis=2)
 
 
 def draw_attackers(seed: int, clients: int, share: float) -> Indices:
-    """The malicious clients of a run, in ascending order: fixed for the run, the nearest whole number to the share."""
+    """Return the malicious clients of a run in ascending order; their number is the rounded share."""
     rng = generator(seed, "attackers")
     return np.sort(rng.permutation(clients)[: round(share * clients)]).astype(np.int64)
 
 
-def which_respond(seed: int, round_number: int, called: Indices, dropout: float) -> NDArray[np.bool_]:
-    """Which of the called clients answer: each fails with probability `dropout`, on its own."""
-    return _spared(dropout, called, seed, "dropout of clients", round_number)
+def which_respond(seed: int, round_number: int, sampled: Indices, dropout: float) -> NDArray[np.bool_]:
+    """Return which sampled clients respond; each fails independently with probability `dropout`."""
+    return _spared(dropout, sampled, seed, "dropout of clients", round_number)
 
 
 def which_workers_respond(seed: int, round_number: int, workers: Indices, dropout: float) -> NDArray[np.bool_]:
-    """Which workers report on which client (rows); the client itself, in the first column, has answered already.
+    """Return which workers report on which client (rows); the client itself, in the first column, always does.
 
-    A node that is out of reach is so for the whole round, whomever it was asked about.
+    A node that does not respond is missing for the whole round, for every client it was assigned to.
     """
     nodes, places = np.unique(workers, return_inverse=True)
     reports = _spared(dropout, nodes, seed, "dropout of workers", round_number)[places].reshape(workers.shape)
@@ -74,14 +74,14 @@ def which_workers_respond(seed: int, round_number: int, workers: Indices, dropou
 
 
 def local_epochs(seed: int, round_number: int, client: int, epochs: int, stragglers: float) -> int:
-    """The epochs that a client gets done: all, or for a straggler some number below, each as likely."""
+    """Return the number of epochs that a client completes: all, or fewer for a straggler (uniformly drawn)."""
     if _spared(stragglers, np.array([client]), seed, "stragglers", round_number)[0]:
         return epochs
     return int(generator(seed, "epochs of stragglers", round_number, client).integers(1, epochs))
 
 
 def _spared(share: float, nodes: Indices, seed: int, purpose: str, round_number: int) -> NDArray[np.bool_]:
-    """Which nodes a misfortune that meets this share of them does not meet."""
+    """Return which nodes are spared from a fault that affects each with probability `share`."""
     if not share:
         return np.ones(len(nodes), dtype=np.bool_)
     draws = [generator(seed, purpose, round_number, node).random() for node in nodes.tolist()]

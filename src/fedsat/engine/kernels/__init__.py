@@ -1,4 +1,4 @@
-"""Kernels written in Triton, which comes with torch's CUDA builds and is missing elsewhere."""
+"""Triton kernels. Triton comes with torch's CUDA builds and may be missing elsewhere."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Slopes = TypeVar("Slopes")
 
 @cache
 def triton_module(name: str) -> ModuleType | None:
-    """One of our modules of Triton kernels, where Triton is installed."""
+    """Return a module of this package, or None if Triton is not installed."""
     try:
         return importlib.import_module(f"fedsat.engine.kernels.{name}")
     except ImportError:
@@ -25,15 +25,15 @@ def triton_module(name: str) -> ModuleType | None:
 
 
 def without_second_derivative(backward: Callable[..., Slopes]) -> Callable[..., Slopes]:
-    """A backward pass that cannot be differentiated itself, and says so.
+    """Make a backward pass raise an error when it is differentiated itself.
 
-    torch's `once_differentiable` says it in `Tensor.backward` only: `torch.autograd.grad` leaves the term out.
+    torch's `once_differentiable` does so only in `Tensor.backward`; `torch.autograd.grad` silently omits the term.
     """
 
     @wraps(backward)
     def checked(ctx: Any, *grads: Any) -> Slopes:
         if torch.is_grad_enabled():
-            raise UsageError("our kernels on a GPU have no second derivatives; use --engine sequential")
+            raise UsageError("the GPU kernels have no second derivatives; use --engine sequential")
         return backward(ctx, *grads)
 
     return checked

@@ -1,9 +1,9 @@
-"""A convolution of many clients at once as one Triton kernel for each direction.
+"""Convolutions of many clients at once, with one Triton kernel per direction.
 
-cuDNN runs a grouped convolution of a few large groups group by group, with copies before and after. Here each
-direction is one implicit matrix product over all clients, on the tensor cores with float32 sums, and reads and
-writes the folded activations as they lie, channels last or not. The factors are bf16 or float32; float32 is rounded
-to TF32 where torch lets cuDNN do so (torch.backends.cudnn.allow_tf32, its default).
+cuDNN runs a grouped convolution with a few large groups group by group, with copies before and after. Here each
+direction is one implicit matrix product over all clients. It runs on tensor cores with float32 sums, and reads and
+writes folded activations in any memory format. The factors are bf16 or float32. float32 is rounded to TF32 if torch
+allows it for cuDNN (torch.backends.cudnn.allow_tf32, on by default).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from torch import Tensor
 from fedsat.engine.kernels import without_second_derivative
 
 PROCESSORS = 132
-"""Multiprocessors of a Hopper GPU: with fewer programs than this, smaller tiles or a split keep all of them busy."""
+"""Multiprocessors of a Hopper GPU. With fewer programs, smaller tiles or a split keep all of them busy."""
 
 FEW = 16
-"""Channels fewer than the tensor cores take at a time: then a product goes over pairs of tap and channel."""
+"""With at most this many channels, products run over pairs of tap and channel to fill the tensor cores."""
 
 
 @triton.jit
@@ -45,9 +45,9 @@ def _pixels(
     PAD: tl.constexpr,
     TRANSPOSED: tl.constexpr,
 ):
-    """image[the pixel that output `place` sees under the tap (down, right), channel], 0 outside of the picture.
+    """Load image[pixel of output `place` under the tap (down, right), channel], or 0 outside the image.
 
-    TRANSPOSED takes the pixel from which a strided convolution would have reached `place`: the gradient of the input.
+    With TRANSPOSED, load the pixel from which a strided convolution reaches `place`: the gradient of the input.
     """
     sample = place // (out_height * out_width)
     row = (place // out_width) % out_height
@@ -66,7 +66,7 @@ def _pixels(
 
 @triton.jit
 def _places(place, height, width, sample_stride, row_stride, column_stride, EVEN: tl.constexpr):
-    """Where pixel number `place` lies in memory; EVEN if all pixels follow each other at the same distance."""
+    """Return the memory offset of pixel number `place`; EVEN if all pixels have the same distance in memory."""
     if EVEN:
         return place * column_stride
     sample, row, column = place // (height * width), (place // width) % height, place % width
@@ -75,7 +75,7 @@ def _places(place, height, width, sample_stride, row_stride, column_stride, EVEN
 
 @triton.jit
 def _pair(number, channels, TAPS: tl.constexpr, PLANES: tl.constexpr):
-    """The tap and the channel of a pair; neighbours lie side by side in memory, be it channels last or in planes."""
+    """Return the tap and the channel of a pair, in an order in which neighbours are adjacent in memory."""
     if PLANES:
         return number % TAPS, number // TAPS
     return number // channels, number % channels
@@ -117,7 +117,7 @@ def _gather_product(
 ):
     """out[p, s·O + o] = Σ_{kh, kw, c} image[pixel of p under (kh, kw), s·C + c] · weights[s, kh, kw][c, o].
 
-    The sum goes tap by tap; where channels are few (NARROW), over all pairs of tap and channel in one go.
+    The sum runs tap by tap or, with few channels (NARROW), over all pairs of tap and channel at once.
     """
     client = tl.program_id(2)
     place = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -157,7 +157,7 @@ def _gather_product(
     tl.store(target, total.to(out.dtype.element_ty), mask=(place < pixels)[:, None] & (column < outputs)[None, :])
 
 
-@triton.jit(do_not_specialize=["split"])  # it changes with the number of clients
+@triton.jit(do_not_specialize=["split"])  # depends on the number of clients
 def _weight_product(
     image,
     slope,
@@ -192,8 +192,8 @@ def _weight_product(
 ):
     """out[part, s, kh, kw, c, o] = Σ_p image[pixel of p under (kh, kw), s·C + c] · slope[p, s·O + o].
 
-    Each part sums over its own share of the pixels: parts are added up afterwards, always in the same order. A
-    program has some channels of one tap; where channels are few (NARROW), some pairs of tap and channel.
+    Each part sums over its share of the pixels. The parts are added afterwards in a fixed order. A program handles some
+    channels of one tap or, with few channels (NARROW), some pairs of tap and channel.
     """
     clients = tl.num_programs(2) // split
     client = tl.program_id(2) % clients
@@ -232,7 +232,7 @@ def _weight_product(
 
 @dataclass(frozen=True)
 class Tile:
-    """What a program computes at a time, and how; chosen by `benchmarks/tiles.py` on an H200."""
+    """The block sizes of a program and its launch options, chosen with `benchmarks/tiles.py` on an H200."""
 
     rows: int
     columns: int
@@ -242,36 +242,36 @@ class Tile:
 
     @property
     def options(self) -> dict[str, int]:
-        """As a kernel takes it."""
+        """The keyword arguments of a kernel."""
         sizes = {"ROWS": self.rows, "COLUMNS": self.columns, "DEPTH": self.depth}
         return {**sizes, "num_warps": self.warps, "num_stages": self.stages}
 
 
 def gather_tile(pixels: int, depth: int, outputs: int, clients: int) -> Tile:
-    """The tile of `gather_product`."""
+    """Return the tile of `gather_product`."""
     if outputs >= 128 and pixels * outputs * clients >= 128 * 128 * PROCESSORS:
         return Tile(128, 128, _block(depth), 4, 3)
     return Tile(128 if pixels * clients >= 128 * PROCESSORS else 64, _block(outputs), _block(depth, 32), 4, 4)
 
 
 def weight_tile(inputs: int, outputs: int) -> Tile:
-    """The tile of `weight_product`."""
+    """Return the tile of `weight_product`."""
     return Tile(_block(inputs), _block(outputs, 128), 64, 4, 3)
 
 
 def _block(channels: int, most: int = 64) -> int:
-    """Channels that a program handles at a time; the tensor cores take no fewer than 16."""
+    """Return the number of channels per program; tensor cores need at least 16."""
     return max(16, min(most, 1 << (channels - 1).bit_length()))
 
 
 def _even(tensor: Tensor) -> bool:
-    """Whether the pixels follow each other at the same distance in memory, from picture to picture too."""
+    """Whether all pixels have the same distance in memory, also across rows and images."""
     (samples, _, rows, columns), (_, _, height, width) = tensor.stride(), tensor.shape
     return rows == width * columns and samples == height * rows
 
 
 def precision() -> str:
-    """How float32 factors are multiplied; bf16 ones know only one way."""
+    """Return the precision of float32 products."""
     return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
 
 
@@ -282,11 +282,11 @@ class StackedConvolution(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, stride: int, padding: int, kind: torch.dtype, order: torch.memory_format
     ) -> Tensor:
-        """[B, S·out, H′, W′] in the given order; the input may lie in any."""
+        """Return [B, S·out, H′, W′] in the given memory format; the input may have any."""
         clients, outputs, _, kernel, _ = weight.shape
         x = x.to(kind)
         height, width = ((side + 2 * padding - kernel) // stride + 1 for side in x.shape[2:])
-        # [S, kh, kw, in, out]: what a program multiplies with lies together.
+        # [S, kh, kw, in, out]: the weights of a program are contiguous.
         taps = weight.to(kind).permute(0, 3, 4, 2, 1).contiguous()
         shape = len(x), clients * outputs, height, width
         out = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=order)
@@ -298,7 +298,7 @@ class StackedConvolution(torch.autograd.Function):
     @staticmethod
     @without_second_derivative
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of the input and of the weights."""
+        """Return the gradients of the input and of the weights."""
         x, taps = ctx.saved_tensors
         stride, padding, dtype = ctx.geometry
         grad = grad.to(x.dtype)
@@ -312,7 +312,7 @@ class StackedConvolution(torch.autograd.Function):
 
 
 def gather_product(image: Tensor, taps: Tensor, out: Tensor, stride: int, padding: int, *, transposed: bool) -> None:
-    """`out` from `image` and taps [S, kh, kw, C, O]; see the kernel."""
+    """Compute `out` from `image` and taps [S, kh, kw, C, O]; see the kernel."""
     clients, kernel, _, depth, outputs = taps.shape
     pixels = len(out) * out.shape[2] * out.shape[3]
     narrow = depth < FEW
@@ -326,7 +326,7 @@ def gather_product(image: Tensor, taps: Tensor, out: Tensor, stride: int, paddin
 
 
 def weight_product(image: Tensor, slope: Tensor, shape: torch.Size, stride: int, padding: int) -> Tensor:
-    """The gradient of taps [S, kh, kw, C, O]; see the kernel."""
+    """Return the gradient of taps [S, kh, kw, C, O]; see the kernel."""
     clients, kernel, _, inputs, outputs = shape
     pixels = len(slope) * slope.shape[2] * slope.shape[3]
     narrow, taps = inputs < FEW, kernel * kernel

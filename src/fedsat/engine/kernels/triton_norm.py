@@ -1,9 +1,9 @@
-"""BatchNorm of many clients, the sum with a shortcut and ReLU behind it, as two Triton kernels for each direction.
+"""BatchNorm of many clients fused with a shortcut and ReLU, as two Triton kernels per direction.
 
-These layers compute next to nothing: their time is that of reading and writing activations. torch goes over them once
-for each of normalisation, sum and ReLU, and once more for statistics; here they are read twice and written once. The
-first kernel of a direction adds up what is needed of each channel in a few parts, the second adds up the parts and
-applies them. Activations lie channels last, x[pixel, s·C + c]; all sums are float32 and taken in a fixed order.
+These layers do little arithmetic; their time is spent on reading and writing activations. torch passes over them once
+each for normalisation, sum and ReLU, and once more for statistics. Here they are read twice and written once. The first
+kernel of a direction computes the sums of each channel in a few parts. The second adds the parts and applies the
+result. Activations are channels last, x[pixel, s·C + c]. All sums are float32 and have a fixed order.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from torch import Tensor
 from fedsat.engine.kernels import without_second_derivative
 
 PROGRAMS = 528
-"""Programs that keep a Hopper GPU busy: four for each of its multiprocessors."""
+"""Programs that keep a Hopper GPU busy: four per multiprocessor."""
 
 TILE = 4096
-"""Numbers that a program handles at a time."""
+"""Values that a program handles at a time."""
 
 WARPS = 8
 
 MOST_PARTS = 64
-"""Every program of a second kernel adds up all parts of its channels, in room for so many, whatever the number of
-clients: a kernel is then compiled once for all."""
+"""Most parts that a second kernel adds per channel. The bound does not depend on the number of clients, so each kernel
+is compiled only once."""
 
 
 @triton.jit
 def _counted(real, client, batch, area, MASKED: tl.constexpr, BATCH: tl.constexpr):
-    """How many values a channel of the client has, padding left out; at least one."""
+    """Return the number of values in a channel of the client without padding, at least 1."""
     if MASKED:
         sample = tl.arange(0, BATCH)
         samples = tl.sum((tl.load(real + client * batch + sample, mask=sample < batch, other=0) != 0).to(tl.float32))
@@ -43,7 +43,7 @@ def _counted(real, client, batch, area, MASKED: tl.constexpr, BATCH: tl.constexp
 
 @triton.jit
 def _added(sums, channel, valid, channels, parts, PARTS: tl.constexpr):
-    """Both sums of each channel over all parts."""
+    """Return both sums of each channel over all parts."""
     part = tl.arange(0, PARTS)
     place = sums + part[:, None] * 2 * channels + channel[None, :]
     there = (part < parts)[:, None] & valid[None, :]
@@ -69,7 +69,7 @@ def _moments(
 ):
     """sums[part] = Σ (x − k), Σ (x − k)² over the real pixels of a part, for each channel.
 
-    k is the channel's first value: without it the variance would be a small difference of large numbers.
+    k is the first value of the channel. Without it, the variance would be a small difference of large numbers.
     """
     part, client = tl.program_id(0), tl.program_id(2)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -126,8 +126,8 @@ def _normalise(
 ):
     """out = relu(weight · (x − mean) / √(var + ε) + bias + shortcut).
 
-    In training, mean and variance are the batch's; the first part notes them and moves the running ones on. A channel
-    with a single value has no statistics: it takes the running ones and leaves them as they are.
+    In training, mean and variance are those of the batch; the first part stores them and updates the running
+    statistics. A channel with a single value uses the running statistics and does not update them.
     """
     part, client = tl.program_id(0), tl.program_id(2)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -161,7 +161,7 @@ def _normalise(
         if SHORTCUT:
             value += tl.load(shortcut + place, mask=there, other=0.0).to(tl.float32)
         if RELU:
-            value = tl.where(value < 0, 0.0, value)  # what is not a number stays so
+            value = tl.where(value < 0, 0.0, value)  # keeps NaN
         tl.store(out + place, value.to(out.dtype.element_ty), mask=there)
 
 
@@ -182,9 +182,9 @@ def _slope_moments(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """sums[part] = Σ dz, Σ dz · x̂ over the pixels of a part, for each channel; dz = grad where ReLU was open.
+    """sums[part] = Σ dz, Σ dz · x̂ over the pixels of a part, for each channel; dz = grad where ReLU is active.
 
-    dz itself is the shortcut's gradient and is written where there is one.
+    dz is also the gradient of the shortcut and is stored if there is one.
     """
     part, client = tl.program_id(0), tl.program_id(2)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -236,7 +236,7 @@ def _slopes(
     PARTS: tl.constexpr,
     BATCH: tl.constexpr,
 ):
-    """dx = weight / σ · (dz − (Σ dz + x̂ Σ dz · x̂) / count); the bracket's second part only for what statistics saw."""
+    """dx = weight / σ · (dz − (Σ dz + x̂ Σ dz · x̂) / count); padding has only the term dz."""
     part, client = tl.program_id(0), tl.program_id(2)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     valid, channel = column < features, client * features + column
@@ -265,7 +265,7 @@ def _slopes(
 
 
 class Shape:
-    """How the kernels divide the activations [B, S·C, H, W] of S clients among their programs."""
+    """How the kernels divide the activations [B, S·C, H, W] of S clients among programs."""
 
     def __init__(self, x: Tensor, clients: int, parts: int | None) -> None:
         self.batch, self.channels = x.shape[:2]
@@ -283,14 +283,14 @@ class Shape:
         self.adding = {"PARTS": MOST_PARTS, "BATCH": triton.next_power_of_2(self.batch)}
 
     def sums(self, like: Tensor) -> Tensor:
-        """Room for two sums of each channel, part by part."""
+        """Return memory for the two sums of each channel and part."""
         return torch.empty(self.parts, 2, self.channels, device=like.device)
 
 
 class StackedNorm(torch.autograd.Function):
-    """relu(BatchNorm(x) + shortcut) in training mode; `shortcut` may be missing and `relu` off.
+    """relu(BatchNorm(x) + shortcut) in training mode; `shortcut` and `relu` are optional.
 
-    Moves the running statistics [S, C] and the number of batches [S] on. `real`, [S, B], marks padding.
+    It updates the running statistics [S, C] and the numbers of batches [S]. `real`, [S, B], marks padding.
     """
 
     @staticmethod
@@ -306,7 +306,7 @@ class StackedNorm(torch.autograd.Function):
         momentum: float,
         eps: float,
     ) -> Tensor:
-        """[B, S·C, H, W], channels last."""
+        """Return [B, S·C, H, W], channels last."""
         x, shortcut = _channels_last(x), None if shortcut is None else _channels_last(shortcut)
         shape = Shape(x, len(weight), None)
         out, sums = torch.empty_like(x), shape.sums(x)
@@ -325,7 +325,7 @@ class StackedNorm(torch.autograd.Function):
     @staticmethod
     @without_second_derivative
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of the input, of weight and bias, and of the shortcut."""
+        """Return the gradients of the input, the weight, the bias and the shortcut."""
         x, weight, statistics, out, real = ctx.saved_tensors
         grad, shape, relu = _channels_last(grad), ctx.shape, out is not None
         sums, dx = shape.sums(x), torch.empty_like(x)
@@ -353,7 +353,7 @@ def normalise(
     running: tuple[Tensor, Tensor],
     eps: float,
 ) -> Tensor:
-    """relu(BatchNorm(x) + shortcut) by running statistics; without gradients."""
+    """Return relu(BatchNorm(x) + shortcut) with running statistics, without gradients."""
     x, shortcut = _channels_last(x), None if shortcut is None else _channels_last(shortcut)
     shape = Shape(x, len(weight), triton.cdiv(x.numel(), 2**16))
     out = torch.empty_like(x)

@@ -1,9 +1,9 @@
 """Convolutions with few channels, of many clients at once, as Triton kernels without tensor cores.
 
-Tensor cores take 16 channels at a time and want a tile of patches in shared memory; with one, six or sixteen channels
-most of that work is moving pixels about. Here a thread has some pixels of its own, reads them right from memory, plane
-by plane, and keeps the sums of all outputs in registers, in plain float32. A program stays within one picture: pixels
-are then neighbours in memory for the compiler, too, which gives neighbouring threads neighbouring pixels.
+Tensor cores process 16 channels at a time and need a tile of patches in shared memory. With one, six or sixteen
+channels, most of that work is copying pixels. Here each thread reads its pixels directly from memory, plane by plane,
+and keeps the sums of all outputs in registers, in plain float32. A program stays within one image, so the compiler
+knows that pixels are contiguous and assigns neighbouring pixels to neighbouring threads.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fedsat.engine.kernels import without_second_derivative
 from fedsat.engine.kernels.triton_conv import PROCESSORS
 
 
-# Were strides known to be even, a kernel's tiles would be read in different ways and turned round in between.
+# If strides were known to be even, tiles would be loaded in different layouts and converted in between.
 @triton.jit(do_not_specialize=["image_sample", "image_channel", "out_sample", "out_channel"])
 def _slide(
     image,
@@ -49,9 +49,9 @@ def _slide(
     OUTPUTS: tl.constexpr,
     PIXELS: tl.constexpr,
 ):
-    """out[p, o] = bias[o] + Σ_{kh, kw, c} image[pixel of p under (kh, kw), c] · weights[o, c, kh, kw], of every client.
+    """out[p, o] = bias[o] + Σ_{kh, kw, c} image[pixel of p under (kh, kw), c] · weights[o, c, kh, kw] for every client.
 
-    FLIPPED turns the weights by 180°, which makes the gradient of the input from that of the output.
+    FLIPPED rotates the weights by 180°, which computes the gradient of the input from that of the output.
     """
     sample, client = tl.program_id(0), tl.program_id(1)
     place = (tl.program_id(2) * PIXELS + tl.arange(0, PIXELS))[None, :]
@@ -66,7 +66,7 @@ def _slide(
         total += tl.load(bias + client * bias_client + output, mask=wanted, other=0.0)
     for _ in range(inputs):
         for down in range(KERNEL):
-            # Taken as unsigned, what is below zero is above any side: one comparison instead of two.
+            # As an unsigned number, a negative row exceeds any height: one comparison instead of two.
             valid = there & ((row + (down - PAD)).to(tl.uint32) < in_height)
             for right in tl.static_range(KERNEL):
                 here = valid
@@ -107,8 +107,8 @@ def _correlate(
 ):
     """weight_slope[part, s, kh, kw, c, o] = Σ_p image[pixel of p under (kh, kw), c] · slope[p, o], and bias_slope.
 
-    A program has all taps of one input channel and some outputs, over every so manieth sample. The bias is a tap more,
-    under which all pixels are 1. Rows of the slope are as long as those of the image.
+    A program handles all taps of one input channel and some outputs, for every `parts`-th sample. The bias is an
+    additional tap with all pixels equal to 1. Rows of the slope are as long as those of the image.
     """
     client, part, parts = tl.program_id(1), tl.program_id(2), tl.num_programs(2)
     channel, block = tl.program_id(0) % inputs, tl.program_id(0) // inputs
@@ -134,25 +134,25 @@ def _correlate(
     owner = part * tl.num_programs(1) + client
     slot = ((owner * KERNEL * KERNEL + tap) * inputs + channel) * outputs + output
     tl.store(weight_slope + slot, summed, mask=(tap < KERNEL * KERNEL) & (output < outputs))
-    if BIAS:  # the programs of all channels come to the same sum
+    if BIAS:  # the programs of all channels compute the same sum
         slot = owner * outputs + output + 0 * tap
         tl.store(bias_slope + slot, summed, mask=(tap == KERNEL * KERNEL) & (output < outputs))
 
 
 class SmallConvolution(torch.autograd.Function):
-    """A square convolution of stride 1 in float32: folded activations [B, S·in, H, W], weights [S, out, in, k, k].
+    """A square float32 convolution with stride 1: folded activations [B, S·in, H, W], weights [S, out, in, k, k].
 
-    The result is as large as the image or smaller.
+    The result is not larger than the image.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, padding: int) -> Tensor:
-        """[B, S·out, H′, W′], in planes."""
+        """Return [B, S·out, H′, W′], contiguous."""
         clients, outputs, _, kernel, _ = weight.shape
         height, width = (side + 2 * padding - kernel + 1 for side in x.shape[2:])
         x = _planes(x)
         if weight.stride(3) != kernel * weight.stride(4):
-            weight = weight.contiguous()  # taps at one distance, from row to row too
+            weight = weight.contiguous()  # taps must have the same distance in memory, also across rows
         bias = bias if bias is None or bias.stride(1) == 1 else bias.contiguous()
         out = x.new_empty(len(x), clients * outputs, height, width)
         slide(x, weight, bias, out, padding, flipped=False)
@@ -163,7 +163,7 @@ class SmallConvolution(torch.autograd.Function):
     @staticmethod
     @without_second_derivative
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of the input, the weights and the bias."""
+        """Return the gradients of the input, the weights and the bias."""
         x, weight = ctx.saved_tensors
         grad, dx = _planes(grad), None
         if ctx.needs_input_grad[0]:
@@ -176,10 +176,10 @@ class SmallConvolution(torch.autograd.Function):
 
 
 def slide(image: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, padding: int, *, flipped: bool) -> None:
-    """`out` from `image` and weights [S, O, C, k, k]; see the kernel."""
+    """Compute `out` from `image` and weights [S, O, C, k, k]; see the kernel."""
     clients, outputs, inputs, kernel, _ = weight.shape
     plane = out.shape[2] * out.shape[3]
-    # A thread has up to four pixels, which share what it reads of the weights.
+    # Each thread has up to four pixels, for which it loads the weights once.
     block = min(256, max(64, triton.next_power_of_2(plane)))
     _slide[len(out), clients, triton.cdiv(plane, block)](
         image, weight, bias, out, *image.shape[2:], *out.shape[2:], inputs, outputs, *image.stride()[:2],
@@ -192,12 +192,12 @@ def slide(image: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, paddi
 def correlate(
     image: Tensor, slope: Tensor, shape: torch.Size, padding: int, *, biased: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """The gradients of weights [S, O, C, k, k], which lie in memory as [S, k, k, C, O], and of the bias."""
+    """Return the gradients of weights [S, O, C, k, k], with memory layout [S, k, k, C, O], and of the bias."""
     clients, outputs, inputs, kernel, _ = shape
     height, width = slope.shape[2], image.shape[3]
     if slope.shape[3] < width:
         slope = functional.pad(slope, (0, width - slope.shape[3]))
-    block = 2 if outputs < 8 else 4  # outputs that share what is read of the image
+    block = 2 if outputs < 8 else 4  # outputs per load of the image
     programs = clients * inputs * triton.cdiv(outputs, block)
     parts = max(1, min(len(slope), 8 * PROCESSORS // programs))
     dw = image.new_empty(parts, clients, kernel, kernel, inputs, outputs)
@@ -215,6 +215,6 @@ def _added(parts: Tensor) -> Tensor:
 
 
 def _planes(images: Tensor) -> Tensor:
-    """The images with every channel of a sample as one plane."""
+    """Return the images with contiguous channels."""
     height, width = images.shape[2:]
     return images if images.stride()[2:] == (width, 1) or height * width == 1 else images.contiguous()
