@@ -5,7 +5,7 @@
 Rounds of the stacked engine as it is, with steps recorded by `make_fx`, and with these compiled by inductor (it needs a
 C++ compiler) take turns in one process. Shown are the least and the median CPU seconds of a round, which other
 programs on the machine disturb less than the clock on the wall. Recording and compiling happen in a first round that
-does not count. The engine itself does not record: docs/engine.md says why.
+does not count. The engine itself does not record: docs/measurements/engine.md says why.
 """
 
 from __future__ import annotations

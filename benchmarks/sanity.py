@@ -32,7 +32,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "moon, μ=0.1": {"algorithm": {"name": "moon", "mu": 0.1}},
     "fedlada, η=0.001": {"algorithm": "fedlada", "lr": 0.001},
 }
-"""Rows beside the defaults, where one setting explains what the default's row shows (docs/methods.md)."""
+"""Rows beside the defaults, where one setting explains what the default's row shows (docs/concepts/methods.md)."""
 MEASURES = {
     "last ten": "mean accuracy of the last ten rounds",
     "last": "accuracy of the last round",

@@ -1,4 +1,4 @@
-"""What crosses the wire in a round of real nodes, for each method and model: the table in docs/flower.md.
+"""What crosses the wire in a round of real nodes, for each method and model: the table in docs/howto/flower.md.
 
     python benchmarks/wire.py                 (or: python benchmarks/wire.py resnet18)
 

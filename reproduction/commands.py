@@ -160,7 +160,7 @@ def tune(
 @app.command("write")
 def write(
     results: Results = RESULTS,
-    out: Annotated[Path, typer.Option(help="the page")] = Path("docs/results.md"),
+    out: Annotated[Path, typer.Option(help="the page")] = Path("docs/reproduction/results.md"),
 ) -> None:
     """Write the page about all kept results."""
     say(Console(), f"page: {write_document(results, out)}")

@@ -1,4 +1,4 @@
-"""`docs/results.md` from the kept results: every number in it comes from a file."""
+"""`docs/reproduction/results.md` from the kept results: every number in it comes from a file."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
     fedsat data get mnist
     python -m reproduction.robustness --jobs 8              # runs what results/robustness.csv does not have yet
-    python -m reproduction.robustness --page                # only writes the tables into docs/robustness.md
+    python -m reproduction.robustness --page                # only writes the tables into docs/measurements/robustness.md
 
 Every run is a row of the file, appended when it ends; the same command goes on where it was stopped, and shards
 (`--shard 0/4` … `--shard 3/4`) may append to one file at the same time. The most telling runs come first.
@@ -141,7 +141,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--shard", default="0/1", help="i/n: every n-th of the missing cases, from the i-th on")
     parser.add_argument("--until", type=float, default=float("inf"), help="seconds after which no case is begun")
     parser.add_argument("--results", type=Path, default=Path("results/robustness.csv"))
-    parser.add_argument("--document", type=Path, default=Path("docs/robustness.md"))
+    parser.add_argument("--document", type=Path, default=Path("docs/measurements/robustness.md"))
     parser.add_argument("--page", action="store_true", help="only write the tables")
     return parser.parse_args()
 
