@@ -2,7 +2,7 @@
 
     fedsat data get mnist
     python -m reproduction.robustness --jobs 8              # runs what results/robustness.csv does not have yet
-    python -m reproduction.robustness --page                # only writes the tables into docs/measurements/robustness.md
+    python -m reproduction.robustness --page                # only writes docs/measurements/robustness.md
 
 Every run is a row of the file, appended when it ends; the same command goes on where it was stopped, and shards
 (`--shard 0/4` … `--shard 3/4`) may append to one file at the same time. The most telling runs come first.

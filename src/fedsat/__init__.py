@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-# Before torch is loaded: its threads wait for each other at every operation, by spinning, and without a bound that ends
-# in futile turns of a core that somebody else needs. On a busy machine runs stalled for minutes (docs/measurements/engine.md).
+# Set before torch is loaded. Torch's threads spin while they wait for each other at every operation. Without a bound,
+# they take a core from other processes, and runs on a busy machine stall for minutes (docs/measurements/engine.md).
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 from fedsat import data

@@ -98,7 +98,7 @@ def test_counts_are_each_clients_own() -> None:
 
 def test_a_run_says_how_many_clients_learn_nothing() -> None:
     lonely = fedsat.prepare(fedsat.configure(algorithm="fedlc", clients=20, classes_per_client=1))
-    assert [note for note in lonely.notes if note.startswith("20 clients hold one class only")]
+    assert [note for note in lonely.notes if note.startswith("20 clients have only one class")]
     paired = fedsat.prepare(fedsat.configure(algorithm="fedlc", clients=20, classes_per_client=2))
     assert np.all((paired.setup.federation.class_counts > 0).sum(1) == 2)
     assert not [note for note in paired.notes if "one class" in note]

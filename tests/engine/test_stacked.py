@@ -165,7 +165,7 @@ class Patches(nn.Module):
 
 def test_a_norm_that_cannot_leave_padding_out_says_so() -> None:
     options: dict[str, Any] = {"model": f"{__name__}:Patches", "dataset": image_dataset(), "batch_size": 7}
-    with pytest.raises(UsageError, match=r"7 samples has become one of 14 .*--engine sequential"):
+    with pytest.raises(UsageError, match=r"7 samples has size 14 .*--engine sequential"):
         play(make_engine(FedAvg(), engine=stacked, **options), 1)
 
 

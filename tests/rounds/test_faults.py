@@ -119,7 +119,7 @@ def test_what_is_not_finite_or_went_too_far_is_refused() -> None:
     left, refused = refuse_updates(given, start_at, 2.5, 1)
     assert left.updates.clients.tolist() == [0, 1, 2, 4]
     assert [values(state["kept"]) for state in left.states] == [[0.0], [1.0], [2.0], [4.0]]
-    assert refused == {3: "moved 2.67 times as far as the median", 5: "not finite"}
+    assert refused == {3: "update is 2.67 times as long as the median", 5: "not finite"}
     assert refuse_updates(given, start_at, 2.7, 1)[1] == {5: "not finite"}
     assert refuse_updates(given, start_at, 0, 1)[1] == {5: "not finite"}
 
@@ -127,7 +127,7 @@ def test_what_is_not_finite_or_went_too_far_is_refused() -> None:
 def test_who_took_more_steps_may_go_further() -> None:
     # Lengths 1, 1, 1, 30, 30 by 2, 2, 4, 40, 8 steps. Medians are 1 and 4: the last two may go 10 and 2 times as far.
     given = trained(1, 1, 1, 30, 30, steps=[2, 2, 4, 40, 8])
-    assert refuse_updates(given, Model(scalar(0), {}), 10, 1)[1] == {4: "moved 15 times as far as the median"}
+    assert refuse_updates(given, Model(scalar(0), {}), 10, 1)[1] == {4: "update is 15 times as long as the median"}
 
 
 def test_where_most_do_not_move_nobody_went_too_far() -> None:
@@ -142,7 +142,7 @@ def test_an_upload_that_is_not_finite_is_refused() -> None:
 
 
 def test_if_nothing_is_finite_the_training_stops() -> None:
-    with pytest.raises(TrainingError, match="round 7, client 0, after 1 steps: a number it sends is not finite"):
+    with pytest.raises(TrainingError, match="round 7, client 0, after 1 steps: an uploaded value is not finite"):
         refuse_updates(trained(float("nan"), float("inf")), Model(scalar(0), {}), 0, 7)
 
 
@@ -186,7 +186,7 @@ def test_reports_that_cannot_be_true_are_refused() -> None:
     )
     left, refused = refuse_reports(given)
     assert refused == {
-        11: "labels that change from report to report", 12: "counts that cannot be", 13: "counts that cannot be"
+        11: "labels differ between reports", 12: "impossible counts", 13: "impossible counts"
     }  # fmt: skip
     assert left.labels.tolist() == [[[2, 2], [0, 0], [0, 0]], [[2, 2], [0, 0], [0, 0]]]
     assert left.correct[:, 0].tolist() == [[1, 1], [1, 2]]
