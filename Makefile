@@ -4,8 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 # The stamp carries the pins: changing them or pyproject.toml installs again.
 STAMP := $(VENV)/.installed
+DOCS := $(VENV)/.installed-docs
 
-.PHONY: install demo test check format bench bench-peers audit clean
+.PHONY: install demo test check format docs docs-serve tutorial bench bench-peers audit clean
 
 install: $(STAMP)
 
@@ -29,6 +30,21 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# The documentation, as pages in site/; a warning is an error.
+docs: $(DOCS)
+	$(BIN)/mkdocs build --quiet --strict
+
+docs-serve: $(DOCS)
+	$(BIN)/mkdocs serve
+
+# Runs the tutorial's notebook and stores its outputs in it.
+tutorial: $(DOCS)
+	$(BIN)/jupyter-execute --inplace docs/tutorial.ipynb
+
+$(DOCS): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	touch $@
+
 bench: $(STAMP)
 	$(BIN)/python benchmarks/engines.py
 
@@ -45,4 +61,4 @@ bench-peers:
 	$(VENV)-bench/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
 
 clean:
-	rm -rf $(VENV) $(VENV)-bench build .pytest_cache .mypy_cache .ruff_cache src/*.egg-info
+	rm -rf $(VENV) $(VENV)-bench build site .pytest_cache .mypy_cache .ruff_cache src/*.egg-info
