@@ -32,10 +32,10 @@ format: $(STAMP)
 
 # The documentation, as pages in site/; a warning is an error.
 docs: $(DOCS)
-	$(BIN)/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 docs-serve: $(DOCS)
-	$(BIN)/mkdocs serve
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 # Runs the tutorial's notebook and stores its outputs in it.
 tutorial: $(DOCS)
