@@ -2,6 +2,7 @@
 
 reference/configuration.md    from the options of `fedsat.experiment.config.Config` and of every registered part
 reference/cli.md              from the typer app
+reference/api.md              from `fedsat.__all__`
 tutorial.md                   from tutorial.ipynb, with the outputs that it holds
 """
 
@@ -24,16 +25,21 @@ def on_files(files: Any, config: Any) -> Any:
     """Add the generated pages to the site."""
     from mkdocs.structure.files import File  # noqa: PLC0415 (tests use the rest of this module without MkDocs)
 
+    for path, content in generated_files().items():
+        files.append(File.generated(config, path, content=content))
+    return files
+
+
+def generated_files() -> dict[str, str | bytes]:
+    """Return the generated pages and pictures by path."""
     page, images = notebook_page(json.loads((HERE / NOTEBOOK).read_text(encoding="utf-8")))
-    generated: dict[str, str | bytes] = {
+    return {
         "reference/configuration.md": configuration_page(),
         "reference/cli.md": command_line_page(),
+        "reference/api.md": api_page(),
         "tutorial.md": page,
         **images,
     }
-    for path, content in generated.items():
-        files.append(File.generated(config, path, content=content))
-    return files
 
 
 # Configuration
@@ -216,12 +222,41 @@ def described(path: str, command: Any) -> Iterator[str]:
             yield f"| [`{path} {name}`](#{target}) | {plain(each.get_short_help_str(100))} |"
 
 
+# Python API
+
+
+def api_page() -> str:
+    """What `fedsat` exports: functions, classes and errors; the text comes from their docstrings."""
+    import fedsat  # noqa: PLC0415
+
+    sections: dict[str, list[str]] = {"Functions": [], "Classes": [], "Errors": []}
+    for name in fedsat.__all__:
+        part = getattr(fedsat, name)
+        home = getattr(part, "__module__", "")
+        if home.startswith(("fedsat.algorithms", "fedsat.data", "fedsat.metrics")):
+            continue  # on a page of its own
+        if isinstance(part, type):
+            sections["Errors" if issubclass(part, Exception) else "Classes"].append(name)
+        elif callable(part):
+            sections["Functions"].append(name)
+    lines = [
+        "# fedsat",
+        "",
+        "What most programs need. [Configuration](configuration.md) lists the settings that these functions accept.",
+    ]
+    for title, names in sections.items():
+        lines += ["", f"## {title}"]
+        for name in names:
+            lines += ["", f"::: fedsat.{name}", "    options:", "      heading_level: 3"]
+    return "\n".join(lines) + "\n"
+
+
 # Notebook
 
 
 def notebook_page(notebook: Mapping[str, Any]) -> tuple[str, dict[str, bytes]]:
     """A notebook as Markdown, and its pictures by path."""
-    parts: list[str] = []
+    parts = ["---\nhide: [navigation]\n---"]
     images: dict[str, bytes] = {}
     for number, cell in enumerate(notebook["cells"]):
         source = "".join(cell["source"])
