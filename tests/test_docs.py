@@ -39,9 +39,9 @@ def load_hooks() -> Any:
 
 def read_pages() -> dict[str, str]:
     """Every page by its path from the root of the repository, the generated ones included."""
-    pages = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in DOCS.rglob("*.md")}
-    pages |= {f"docs/{path}": content for path, content in GENERATED.items() if isinstance(content, str)}
-    return {"README.md": (ROOT / "README.md").read_text(encoding="utf-8"), **pages}
+    files = [*ROOT.glob("*.md"), *DOCS.rglob("*.md")]
+    pages = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in files}
+    return pages | {f"docs/{path}": content for path, content in GENERATED.items() if isinstance(content, str)}
 
 
 METRICS = pytest.mark.xfail(not hasattr(fedsat, "metric"), reason="metrics of one's own are being built")
