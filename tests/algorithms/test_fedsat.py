@@ -135,7 +135,7 @@ def test_presets() -> None:
     assert letter == FedSat(
         gamma=1,
         scale="paper",
-        objective=PredictionSensitiveLoss(over="all", source="evaluation", tau=0),
+        objective=PredictionSensitiveLoss(epsilon2=2, over="all", source="evaluation", tau=0),
         weighting=PrioritizedClassWeights(priority="hard", weights="product", fnr="paper", min_effective=0, sigma=1),
     )
     assert algorithms.name_of(letter) == "fedsat:paper"

@@ -35,7 +35,7 @@ WRONG = math.log(math.exp(2) + 2)
 def test_costs_grow_with_the_frequency_of_the_mistake() -> None:
     # True 0 0 0 1 2, predicted 1 1 2 0 2: M[0,1] = 2, M[0,2] = 1, M[1,0] = 1, M[2,2] = 1.
     # Off the diagonal min = 0, max = 2: cs(0,1) = 1 + 2/2 = 2, cs(0,2) = cs(1,0) = 1 + 1/2; right: 1.
-    loss, carry = PredictionSensitiveLoss().loss(
+    loss, carry = PredictionSensitiveLoss(epsilon2=2).loss(
         empty(), Outputs(logits_for([1, 1, 2, 0, 2])), batch_of([0, 0, 0, 1, 2])
     )
     expected = torch.tensor([[2 * WRONG, 2 * WRONG, 1.5 * WRONG, 1.5 * WRONG, RIGHT]]).double()
@@ -44,7 +44,7 @@ def test_costs_grow_with_the_frequency_of_the_mistake() -> None:
 
 
 def test_batches_add_up_within_a_round() -> None:
-    objective = PredictionSensitiveLoss()
+    objective = PredictionSensitiveLoss(epsilon2=2)
     _, carry = objective.loss(empty(), Outputs(logits_for([1, 1])), batch_of([0, 0]))
     # Then one mistake 1→2: M[0,1] = 2, M[1,2] = 1, so cs(1,2) = 1 + 1/2.
     loss, _ = objective.loss(carry, Outputs(logits_for([2])), batch_of([1]))
@@ -53,12 +53,14 @@ def test_batches_add_up_within_a_round() -> None:
 
 def test_paper_letter_counts_the_diagonal() -> None:
     # True 0 0 0 0 1, predicted 0 0 0 1 1. All cells: max is the diagonal's 3, so cs(0,1) = 1 + 1/3.
-    loss, _ = PredictionSensitiveLoss(over="all").loss(
+    loss, _ = PredictionSensitiveLoss(epsilon2=2, over="all").loss(
         empty(), Outputs(logits_for([0, 0, 0, 1, 1])), batch_of([0, 0, 0, 0, 1])
     )
     assert float(loss[0, 3]) == pytest.approx((1 + 1 / 3) * WRONG)
     # Over errors alone that mistake is the most frequent one: cs = 2.
-    loss, _ = PredictionSensitiveLoss().loss(empty(), Outputs(logits_for([0, 0, 0, 1, 1])), batch_of([0, 0, 0, 0, 1]))
+    loss, _ = PredictionSensitiveLoss(epsilon2=2).loss(
+        empty(), Outputs(logits_for([0, 0, 0, 1, 1])), batch_of([0, 0, 0, 0, 1])
+    )
     assert float(loss[0, 3]) == pytest.approx(2 * WRONG)
 
 
@@ -72,7 +74,7 @@ def test_equal_cells_cost_epsilon1() -> None:
 
 
 def test_a_single_class_has_no_mistakes() -> None:
-    loss, _ = PredictionSensitiveLoss().loss(empty(1), Outputs(logits_for([0, 0], 1)), batch_of([0, 0]))
+    loss, _ = PredictionSensitiveLoss(epsilon2=2).loss(empty(1), Outputs(logits_for([0, 0], 1)), batch_of([0, 0]))
     assert loss.tolist() == [[0.0, 0.0]]
 
 
@@ -87,7 +89,7 @@ def test_epsilons_of_one_are_cross_entropy_bit_for_bit() -> None:
 def test_no_gradient_flows_through_the_cost() -> None:
     # The gradient of cs · CE is cs · (softmax − one-hot): cs is a constant.
     logits = logits_for([1]).requires_grad_()
-    loss, _ = PredictionSensitiveLoss().loss(empty(), Outputs(logits), batch_of([0]))
+    loss, _ = PredictionSensitiveLoss(epsilon2=2).loss(empty(), Outputs(logits), batch_of([0]))
     loss.sum().backward()  # type: ignore[no-untyped-call]
     softmax = torch.softmax(logits.detach(), -1)
     assert logits.grad is not None
@@ -96,7 +98,7 @@ def test_no_gradient_flows_through_the_cost() -> None:
 
 def test_padding_is_not_counted() -> None:
     batch = Batch(torch.zeros(1, 2, 1), torch.tensor([[0, 0]]), torch.tensor([[True, False]]))
-    _, carry = PredictionSensitiveLoss().loss(empty(), Outputs(logits_for([1, 1])), batch)
+    _, carry = PredictionSensitiveLoss(epsilon2=2).loss(empty(), Outputs(logits_for([1, 1])), batch)
     assert carry["mistakes"].sum() == 1
 
 
@@ -104,7 +106,7 @@ def test_clients_do_not_mix() -> None:
     y = torch.tensor([[0, 0], [1, 1]])
     batch = Batch(torch.zeros(2, 2, 1), y, torch.ones_like(y, dtype=torch.bool))
     logits = torch.cat([logits_for([1, 1]), logits_for([1, 0])])
-    _, carry = PredictionSensitiveLoss().loss({"mistakes": torch.zeros(2, 3, 3)}, Outputs(logits), batch)
+    _, carry = PredictionSensitiveLoss(epsilon2=2).loss({"mistakes": torch.zeros(2, 3, 3)}, Outputs(logits), batch)
     assert carry["mistakes"].tolist() == [
         [[0, 2, 0], [0, 0, 0], [0, 0, 0]],
         [[0, 0, 0], [1, 1, 0], [0, 0, 0]],
@@ -125,7 +127,7 @@ def a_task(predictions: list[int], labels: list[int]) -> Task:
 
 
 def test_evaluation_source_counts_once_and_stays() -> None:
-    objective = PredictionSensitiveLoss(source="evaluation", tau=0)
+    objective = PredictionSensitiveLoss(epsilon2=2, source="evaluation", tau=0)
     carry = objective.begin(a_task([1, 1, 2], [0, 0, 1]), {})
     assert carry["mistakes"].tolist() == [[[0, 2, 0], [0, 0, 1], [0, 0, 0]]]
     # 0→1 is the most frequent mistake: 2; 2→0 was never made: 1. Training batches change nothing.
@@ -135,7 +137,7 @@ def test_evaluation_source_counts_once_and_stays() -> None:
 
 
 def test_memory_carries_a_share_to_the_next_round() -> None:
-    objective = PredictionSensitiveLoss(memory=0.5)
+    objective = PredictionSensitiveLoss(epsilon2=2, memory=0.5)
     first = objective.begin(a_task([], []), {"mistakes": objective.initial_state(3)["mistakes"][None]})
     _, carry = objective.loss(first, Outputs(logits_for([1, 1])), batch_of([0, 0]))
     again = objective.begin(a_task([], []), objective.end(carry))
@@ -188,7 +190,7 @@ def test_tau_scales_the_shift_and_zero_takes_it_away() -> None:
 
 def test_costs_and_mistakes_come_from_the_raw_logits() -> None:
     # Raw logits predict class 2, which the client lacks; shifted by log 0.01 they would predict class 0.
-    objective = PredictionSensitiveLoss()
+    objective = PredictionSensitiveLoss(epsilon2=2)
     carry = objective.begin(replace(a_task([], []), class_counts=torch.tensor([[1, 1, 0]])), {})
     loss, after = objective.loss(carry, Outputs(logits_for([2])), batch_of([0]))
     assert after["mistakes"][0, 0, 2] == 1

@@ -94,7 +94,7 @@ def test_lists(capsys: pytest.CaptureFixture[str]) -> None:
         "models": ("mlp", "lenet5", "resnet8", "resnet18", "width = 64"),
         "datasets": ("mnist-mini", "cifar100", "built in"),
         "partitions": ("ls", "lsmc", "lqsmc", "iid", "quantity", "file", "classes_per_client = 2"),
-        "objectives": ("psl", "epsilon2 = 2.0"),
+        "objectives": ("psl", "epsilon2 = 4.0"),
         "weightings": ("pwa", "sigma = 2.0"),
     }
     for what, words in expected.items():

@@ -135,6 +135,6 @@ algorithms.preset(
     summary="FedSat as printed in the paper, plus normalised weights and guards against division by zero",
     gamma=1.0,
     scale="paper",
-    objective=PredictionSensitiveLoss(over="all", source="evaluation", tau=0.0),
+    objective=PredictionSensitiveLoss(epsilon2=2.0, over="all", source="evaluation", tau=0.0),
     weighting=PrioritizedClassWeights(priority="hard", weights="product", fnr="paper", min_effective=0.0, sigma=1.0),
 )

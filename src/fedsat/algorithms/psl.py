@@ -31,7 +31,7 @@ class PredictionSensitiveLoss(Objective):
     """Cross-entropy times a cost that grows with how often the client makes the same mistake (FedSat)."""
 
     epsilon1: Annotated[float, Option("ε₁, cost of the rarest mistake", at_least=0)] = 1.0
-    epsilon2: Annotated[float, Option("ε₂, cost of the most frequent mistake", at_least=0)] = 2.0
+    epsilon2: Annotated[float, Option("ε₂, cost of the most frequent mistake", at_least=0)] = 4.0
     over: Annotated[
         Literal["errors", "all"],
         Option("cells of M for min and max: mistakes only, or all cells with the diagonal, as printed"),

@@ -39,7 +39,7 @@ class Split:
     def __post_init__(self) -> None:
         object.__setattr__(self, "labels", whole_labels(self.labels, "labels"))
         if self.images.ndim < 2 or self.images.dtype not in (np.uint8, np.float32):
-            raise DataError(f"images are {self.images.dtype} {list(self.images.shape)}; docs/howto/data.md has the forms")
+            raise DataError(f"images are {self.images.dtype} {list(self.images.shape)}; see docs/howto/data.md")
         if self.images.dtype == np.uint8 and self.images.ndim != 4:
             raise DataError(f"uint8 images need the shape [N, C, H, W], not {list(self.images.shape)}")
         if len(self.images) != len(self.labels):
