@@ -43,7 +43,7 @@ def play(case: dict[str, Any]) -> dict[str, Any]:
     run = fedsat.prepare(fedsat.configure(**settings))
     setup = time.perf_counter() - began
     fedsat.train(run)
-    seconds = sum(sum(line["seconds"].values()) for line in run.metrics) / len(run.metrics)
+    seconds = sum(sum(record.seconds.values()) for record in run.records) / len(run.records)
     return {"set-up s": setup, "s a round": seconds, "peak MB": peak_megabytes()}
 
 

@@ -18,7 +18,7 @@ from filelock import FileLock
 from fedsat.errors import UsageError
 from fedsat.experiment.folder import speaking_of, write_whole
 from fedsat.experiment.store import StoredRun, identity
-from fedsat.experiment.summary import LAST
+from fedsat.experiment.summary import Evaluated, last_ten
 from reproduction.studies import Cell, Study
 
 COLUMNS = (
@@ -103,7 +103,7 @@ def results_of(cell: Cell, extra: str, scale: str, run: StoredRun) -> list[Resul
         "extra": extra,
         "scale": scale,
         "seed": run.seed,
-        "rounds": len(run.metrics),
+        "rounds": len(run.records),
         "seconds": f"{run.summary['seconds']:.1f}",
         "megabytes": f"{(run.summary['bytes_down'] + run.summary['bytes_up']) / 1e6:.0f}",
         "algorithm": json.dumps(table["algorithm"], ensure_ascii=False),
@@ -111,10 +111,11 @@ def results_of(cell: Cell, extra: str, scale: str, run: StoredRun) -> list[Resul
         **{key: made.get(key) or "" for key in ("fedsat", "torch", "device", "finished")},
         "command": _without_places(made.get("command") or ""),
     }
-    found = [{"contender": cell.contender, **_numbers(run.summary, run.evaluated, len(run.metrics))}]
+    evaluated = [(record.round, record.metrics) for record in run.evaluated]
+    found = [{"contender": cell.contender, **_numbers(run.summary, evaluated, len(run.records))}]
     for name, summary in run.summary.get("models", {}).items():
-        lines = [{"round": line["round"], **line["models"][name]} for line in run.evaluated]
-        found.append({"contender": f"{cell.contender}, {name}", **_numbers(summary, lines, len(run.metrics))})
+        evaluated = [(record.round, record.models[name]) for record in run.evaluated]
+        found.append({"contender": f"{cell.contender}, {name}", **_numbers(summary, evaluated, len(run.records))})
     return [Result({key: str(value) for key, value in (numbers | about).items()}) for numbers in found]
 
 
@@ -130,22 +131,22 @@ def _without_places(command: str) -> str:
     return shlex.join(kept)
 
 
-def _numbers(summary: Mapping[str, Any], evaluated: Sequence[Mapping[str, Any]], rounds: int) -> dict[str, Any]:
+def _numbers(summary: Mapping[str, Any], evaluated: Evaluated, rounds: int) -> dict[str, Any]:
     """What one model came to."""
-    final = [line for line in evaluated if line["round"] > rounds - LAST] or evaluated[-1:]
-    recall = np.array([line["recall"] for line in final], dtype=np.float64).mean(axis=0)
-    kept = {*POINTS, evaluated[-1]["round"]}
+    recalls = [metrics["recall"] for metrics in last_ten(evaluated, rounds)]
+    recall = np.array(recalls, dtype=np.float64).mean(axis=0)
+    kept = {*POINTS, evaluated[-1][0]}
     ten = summary["last_ten"]
     return {
-        "accuracy_last_ten": _percent(ten["test_accuracy"]),
-        "accuracy_last": _percent(summary["test_accuracy"]),
-        "accuracy_best": _percent(summary["best"]["test_accuracy"]),
+        "accuracy_last_ten": _percent(ten["accuracy"]),
+        "accuracy_last": _percent(summary["accuracy"]),
+        "accuracy_best": _percent(summary["best"]["accuracy"]),
         "best_round": summary["best"]["round"],
-        "worst_class_last_ten": _percent(ten["worst_recall"]),
-        "lowest_client_last_ten": _percent(ten["lowest_client"]),
-        "highest_client_last_ten": _percent(float(np.mean([line["client_accuracy"]["max"] for line in final]))),
+        "worst_class_last_ten": _percent(ten["worst_class_recall"]),
+        "lowest_client_last_ten": _percent(ten["worst_client_accuracy"]),
+        "highest_client_last_ten": _percent(ten["client_accuracy_max"]),
         "recall_last_ten": " ".join(map(_percent, recall)),
-        "curve": " ".join(f"{x['round']}:{_percent(x['test_accuracy'])}" for x in evaluated if x["round"] in kept),
+        "curve": " ".join(f"{number}:{_percent(m['accuracy'])}" for number, m in evaluated if number in kept),
     }
 
 

@@ -31,6 +31,7 @@ from fedsat.experiment.config import Config, override
 from fedsat.experiment.environment import environment
 from fedsat.experiment.folder import write_whole
 from fedsat.experiment.parts import method_parts
+from fedsat.metrics import RoundRecord
 from fedsat.rounds.attacks import FalseUpdate
 from fedsat.tree import Tree, tree_map
 
@@ -192,7 +193,7 @@ def play(case: Case, device: str, deadline: float) -> Row | None:
     status, accuracy, worst = "completed", "", ""
     try:
         fedsat.train(run)
-        accuracy, worst = (run.summary["last_ten"][name] for name in ("test_accuracy", "worst_recall"))
+        accuracy, worst = (run.summary["last_ten"][name] for name in ("accuracy", "worst_class_recall"))
     except fedsat.TrainingError:
         status = f"diverged in round {run.training.rounds + 1}"
     made = environment(run.setup.device)
@@ -201,26 +202,26 @@ def play(case: Case, device: str, deadline: float) -> Row | None:
         "status": status,
         "accuracy": accuracy,
         "worst_recall": worst,
-        **shares(run.metrics, set(run.setup.faults.attackers.tolist())),
+        **shares(run.records, set(run.setup.faults.attackers.tolist())),
         "seconds": f"{time.perf_counter() - began:.1f}",
         **{name: made[name] for name in ("fedsat", "torch", "device")},
     }
 
 
-def shares(metrics: Sequence[dict[str, Any]], attackers: set[int]) -> Row:
+def shares(records: Sequence[RoundRecord], attackers: set[int]) -> Row:
     """The attackers' part of all weight, and how many updates of attackers and of others were left out.
 
     Left out is what was refused or given the weight 0; what the server never received does not count.
     """
     weight, total = 0.0, 0.0
     left_out: dict[bool, list[bool]] = {True: [], False: []}
-    for line in metrics:
-        for client, share in zip(line["clients"], line["weights"], strict=True):
+    for record in records:
+        for client, share in zip(record.clients, record.weights, strict=True):
             hostile = client in attackers
             weight, total = weight + share * hostile, total + share
             left_out[hostile].append(share == 0)
-        for client in line.get("refused", {}):
-            left_out[int(client) in attackers].append(True)
+        for refused in record.refused:
+            left_out[int(refused) in attackers].append(True)
 
     def mean(flags: list[bool]) -> float | str:
         return float(np.mean(flags)) if flags else ""

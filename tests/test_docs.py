@@ -44,12 +44,8 @@ def read_pages() -> dict[str, str]:
     return pages | {f"docs/{path}": content for path, content in GENERATED.items() if isinstance(content, str)}
 
 
-METRICS = pytest.mark.xfail(not hasattr(fedsat, "metric"), reason="metrics of one's own are being built")
 GENERATED: dict[str, str | bytes] = load_hooks().generated_files()
 PAGES = read_pages()
-
-
-PARAMETERS = [pytest.param(page, marks=METRICS if page == "docs/howto/metric.md" else []) for page in PAGES]
 
 
 def blocks(language: str) -> list[tuple[str, str]]:
@@ -118,7 +114,7 @@ def test_every_file_is_used() -> None:
         assert name in NAVIGATION if path.suffix == ".md" else path.name in everything, f"{name} is on no page"
 
 
-@pytest.mark.parametrize("page", PARAMETERS)
+@pytest.mark.parametrize("page", PAGES)
 def test_commands_can_be_parsed(page: str) -> None:
     for home, text in blocks("") + blocks("bash"):
         for line in text.replace("\\\n", " ").splitlines():
@@ -135,7 +131,7 @@ def parse(words: list[str]) -> None:
     command.make_context(" ".join(words), rest)
 
 
-@pytest.mark.parametrize("page", PARAMETERS)
+@pytest.mark.parametrize("page", PAGES)
 def test_python_can_be_parsed_and_names_exist(page: str) -> None:
     code = "\n".join(code for home, code in blocks("python") if home == page)
     ast.parse(code)
@@ -163,10 +159,10 @@ def test_methods_of_your_own(mymodule: types.ModuleType, part: str) -> None:
     given = {"algorithm": "fedavg", "with_parts": [f"mymodule:{part}"]} if part == "Focal" else {}
     given = given or {"algorithm": getattr(mymodule, part)()}
     losses = [
-        fedsat.run(**SMALL, **given, engine=engine).metrics[-1]["test_loss"] for engine in ("sequential", "stacked")
+        fedsat.run(**SMALL, **given, engine=engine).records[-1].metrics["loss"] for engine in ("sequential", "stacked")
     ]
     assert losses[0] == pytest.approx(losses[1], rel=1e-9)
-    assert losses[0] != fedsat.run(**SMALL, algorithm="fedavg").metrics[-1]["test_loss"]
+    assert losses[0] != fedsat.run(**SMALL, algorithm="fedavg").records[-1].metrics["loss"]
 
 
 @pytest.mark.parametrize("mymodule", ["docs/howto/model.md"], indirect=True)
@@ -175,7 +171,6 @@ def test_a_model_of_your_own(mymodule: types.ModuleType) -> None:
     assert run.notes == []  # it is folded, as the page says
 
 
-@METRICS
 @pytest.mark.parametrize("mymodule", ["docs/howto/metric.md"], indirect=True)
 def test_metrics_of_your_own(mymodule: types.ModuleType) -> None:
     del mymodule  # found by its name

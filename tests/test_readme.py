@@ -33,9 +33,9 @@ def test_a_method_of_your_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     losses = {}
     for engine in ("stacked", "sequential"):
         run = fedsat.run(**settings, algorithm="mine:Clipped", longest=0.01, engine=engine)
-        losses[engine] = run.metrics[-1]["test_loss"]
+        losses[engine] = run.records[-1].metrics["loss"]
     assert losses["stacked"] == pytest.approx(losses["sequential"], rel=1e-5)
-    assert losses["stacked"] > fedsat.run(**settings, algorithm="fedavg").metrics[-1]["test_loss"]
+    assert losses["stacked"] > fedsat.run(**settings, algorithm="fedavg").records[-1].metrics["loss"]
 
 
 def test_every_method_is_in_the_table() -> None:

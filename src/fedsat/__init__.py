@@ -3,7 +3,7 @@
 import fedsat
 
 run = fedsat.run(dataset="mnist-mini", algorithm="fedsat", rounds=20)
-print(run.summary["test_accuracy"], run.summary["worst_recall"])
+print(run.summary["accuracy"], run.summary["worst_class_recall"])
 """
 
 from __future__ import annotations
@@ -20,16 +20,21 @@ os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 from fedsat import data
 from fedsat.algorithms import Algorithm, Objective, Weighting
 from fedsat.errors import DataError, FedsatError, TrainingError, UsageError
-from fedsat.experiment import Config, OnRound, Run, load_checkpointed, prepare, train
+from fedsat.experiment import Callback, Callbacks, Config, Run, load_checkpointed, prepare, train
 from fedsat.experiment.config import override
+from fedsat.metrics import Evaluation, Metric, RoundRecord, metric, metric_path
 from fedsat.version import __version__
 
 __all__ = [
     "Algorithm",
+    "Callback",
     "Config",
     "DataError",
+    "Evaluation",
     "FedsatError",
+    "Metric",
     "Objective",
+    "RoundRecord",
     "Run",
     "TrainingError",
     "UsageError",
@@ -38,6 +43,7 @@ __all__ = [
     "configure",
     "data",
     "load_checkpointed",
+    "metric",
     "prepare",
     "resume",
     "run",
@@ -49,20 +55,26 @@ def configure(*, with_parts: Iterable[str] = (), without: Iterable[str] = (), **
     """A configuration from settings named as on the command line, for example `lr=0.05` or `gamma=0.5`.
 
     A part may be given by name, as a table (`partition={"name": "lsmc", "classes_per_client": 2}`), as an
-    instance (`algorithm=FedSat(gamma=0.5)`), or, for a model or method of your own, as its class.
+    instance (`algorithm=FedSat(gamma=0.5)`), or, for a model or method of your own, as its class. `metrics` takes
+    functions as well as their `module:name`.
     """
+    if not isinstance(settings.get("metrics", ""), str):
+        settings["metrics"] = [metric_path(each) for each in settings["metrics"]]
     named = [(key, _by_name(value) if isinstance(value, type) else value) for key, value in settings.items()]
     return Config.of(override({}, named, with_parts, without))
 
 
-def run(*, out: str | Path | None = None, on_round: OnRound | None = None, **settings: Any) -> Run:
-    """Train a federation; see `configure` for the settings. Files are written only where `out` says."""
-    return train(prepare(configure(**settings), Path(out) if out is not None else None), on_round)
+def run(*, out: str | Path | None = None, callbacks: Callbacks = (), **settings: Any) -> Run:
+    """Train a federation; see `configure` for the settings. Files are written only where `out` says.
+
+    A callback is a `Callback`, or a function that is called with the run and the record after each round.
+    """
+    return train(prepare(configure(**settings), Path(out) if out is not None else None), callbacks)
 
 
-def resume(folder: str | Path, *, rounds: int | None = None, on_round: OnRound | None = None) -> Run:
-    """Go on with the run in `folder` from its last checkpoint, or to more rounds than it had."""
-    return train(load_checkpointed(Path(folder), rounds), on_round)
+def resume(folder: str | Path, *, rounds: int | None = None, callbacks: Callbacks = ()) -> Run:
+    """Continue the run in `folder` from its last checkpoint, or to more rounds than it had."""
+    return train(load_checkpointed(Path(folder), rounds), callbacks)
 
 
 def _by_name(part: type) -> str:

@@ -118,6 +118,8 @@ def coerce(value: Any, kind: Any, label: str) -> Any:
             return None
         return coerce(value, next(a for a in arguments if a is not type(None)), label)
     if origin is tuple:
+        if isinstance(value, str) and arguments[0] is str:
+            value = [item.strip() for item in value.split(",") if item.strip()]
         if not isinstance(value, list | tuple):
             raise UsageError(f"{label} is {value!r}; it must be a list such as [80, 60]")
         return tuple(coerce(item, arguments[0], label) for item in value)
@@ -198,7 +200,7 @@ class Registry(Generic[T]):
             return self._entries[name]
         preset_of = name.partition(":")[0]
         if ":" in name and preset_of not in self._entries:
-            part = _import(self.kind, name)
+            part = import_object(self.kind, name)
             if not (inspect.isclass(part) and issubclass(part, self._base)):
                 raise UsageError(f"{name} cannot serve as {self.kind}: it is not a {self._base.__qualname__}")
             return Entry(part, {}, _first_line(part))
@@ -206,7 +208,7 @@ class Registry(Generic[T]):
 
     def holds(self, path: str) -> bool:
         """Whether `module:Name` points to a part of this kind."""
-        part = _import(self.kind, path)
+        part = import_object(self.kind, path)
         return inspect.isclass(part) and issubclass(part, self._base)
 
     def options(self, name: str) -> dict[str, OptionField]:
@@ -272,7 +274,7 @@ def _first_line(part: Any) -> str:
     return (inspect.getdoc(part) or "").partition("\n")[0]
 
 
-def _import(kind: str, path: str) -> Any:
+def import_object(kind: str, path: str) -> Any:
     """The object that `module:Name` points to; modules of the working folder are found as well."""
     module_name, _, attribute = path.partition(":")
     sys.path.insert(0, str(Path.cwd()))

@@ -73,9 +73,8 @@ def test_report(capsys: pytest.CaptureFixture[str]) -> None:
     assert '"federation":0' in page
     assert len(json.loads(Path("one/summary.json").read_text())["client_accuracies"]) == 30
     names = {path.name for path in Path("figures").iterdir()}
-    for (
-        name
-    ) in "accuracy worst lowest effective clients partition recall-fedsat weights-fedsat confusion-fedsat".split():
+    shared = "accuracy worst_class_recall worst_client_accuracy effective_clients clients partition"
+    for name in f"{shared} recall-fedsat weights-fedsat confusion-fedsat".split():
         assert {f"{name}.png", f"{name}.svg"} <= names
     assert Path("figures/accuracy.png").read_bytes().startswith(b"\x89PNG")
 

@@ -99,7 +99,7 @@ def test_a_method_of_ones_own_in_processes(capsys: pytest.CaptureFixture[str]) -
     call = ["compare", *SMALL, "--jobs", "2", "--out", "own", "--methods"]
     assert fedsat(capsys, *call, "fedavg,own_one:Mine")[0] == 0
     fedavg, own = (json.loads(file.read_text()) for file in sorted(Path("own").glob("*/summary.json")))
-    assert own["test_accuracy"] == fedavg["test_accuracy"]
+    assert own["accuracy"] == fedavg["accuracy"]
 
 
 def test_what_nobody_foresaw_in_a_process_is_told_with_its_run(capsys: pytest.CaptureFixture[str]) -> None:

@@ -116,7 +116,7 @@ def test_dropout_in_lanes_repeats() -> None:
         fedsat.run(clients=20, per_round=4, rounds=2, epochs=1, model=f"{__name__}:Dropping", algorithm="fedavg")
         for _ in range(2)
     )
-    assert first.metrics[-1]["test_loss"] == again.metrics[-1]["test_loss"]
+    assert first.records[-1].metrics["loss"] == again.records[-1].metrics["loss"]
 
 
 class Dropping(nn.Module):
@@ -137,7 +137,7 @@ def test_bf16_stays_near_float32() -> None:
         fedsat.run(clients=20, per_round=4, rounds=3, epochs=1, lr=0.05, algorithm=FedAvg(), precision=precision)
         for precision in ("float32", "bf16")
     ]
-    losses = [run.metrics[-1]["test_loss"] for run in runs]
+    losses = [run.records[-1].metrics["loss"] for run in runs]
     assert losses[0] != losses[1]
     assert losses[0] == pytest.approx(losses[1], rel=0.02)
 

@@ -101,7 +101,7 @@ def costs(confusion: Tensor, labels: Tensor, predicted: Tensor) -> Tensor:
     values = []
     for true, guess in zip(labels.tolist(), predicted.tolist(), strict=True):
         share = (float(confusion[true, guess]) - low) / (high - low) if high > low else 0.0
-        values.append(1.0 if true == guess else 1 + share)
+        values.append(1.0 if true == guess else 1 + 3 * share)  # ε₁ = 1, ε₂ = 4
     return torch.tensor(values, dtype=torch.float64)
 
 

@@ -31,7 +31,7 @@ def test_models_count_alike_at_first_and_fade_later() -> None:
 
 def test_the_mean_is_evaluated_recorded_and_saved(tmp_path: Path) -> None:
     models: list[Model] = []
-    plain = fedsat.run(**TINY, algorithm="feddyn", on_round=lambda run, line: models.append(run.model))
+    plain = fedsat.run(**TINY, algorithm="feddyn", callbacks=[lambda run, line: models.append(run.model)])
     run = fedsat.run(**TINY, algorithm="feddyn", average=0.5, out=tmp_path / "run")
     mean: Model | None = None
     for number, each in enumerate(models, start=1):
@@ -40,10 +40,10 @@ def test_the_mean_is_evaluated_recorded_and_saved(tmp_path: Path) -> None:
     saved = load_file(tmp_path / "run" / "averaged.safetensors")
     for name, tensor in mean.params.items():
         assert torch.equal(saved[name], tensor)
-    assert run.summary["test_accuracy"] == plain.summary["test_accuracy"]  # the training itself is not touched
+    assert run.summary["accuracy"] == plain.summary["accuracy"]  # the training itself is not touched
     assert set(run.summary["models"]) == {"active-mean", "averaged"}
-    evaluation = run.setup.engine.evaluate([mean], "expected")[0][0]
-    assert run.summary["models"]["averaged"]["test_accuracy"] == evaluation.accuracy
+    evaluation = run.setup.engine.evaluate([mean], "expected")[0]
+    assert run.summary["models"]["averaged"]["accuracy"] == evaluation.accuracy
 
 
 def test_the_mean_goes_on_after_a_resume(tmp_path: Path) -> None:

@@ -159,7 +159,7 @@ def test_a_partition_file_is_recorded_and_repeated(tmp_path: Path) -> None:
     first = fedsat.run(**settings, out=tmp_path / "run")
     assert tomllib.loads((tmp_path / "run" / "config.toml").read_text())["partition"]["path"] == str(path)
     again = fedsat.run(**read(tmp_path / "run" / "config.toml"))
-    assert again.summary["test_accuracy"] == first.summary["test_accuracy"]
+    assert again.summary["accuracy"] == first.summary["accuracy"]
 
 
 def test_dirichlet_is_another_name_of_ls() -> None:

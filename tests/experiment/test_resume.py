@@ -22,6 +22,7 @@ import fedsat
 from fedsat.algorithms import Model, Server, algorithms
 from fedsat.experiment import Run
 from fedsat.experiment.checkpoint import Checkpoints, checkpointed_rounds
+from fedsat.metrics import RoundRecord
 from fedsat.rounds import FederationState
 from tests.support.runs import TINY, killed_after, results
 
@@ -115,16 +116,16 @@ def test_control_c_leaves_a_checkpoint_of_whole_rounds(
 
 
 def test_sigterm_is_an_interruption(tmp_path: Path) -> None:
-    def terminate(run: Run, line: dict[str, Any]) -> None:
-        if line["round"] == 3:
+    def terminate(run: Run, line: RoundRecord) -> None:
+        if line.round == 3:
             os.kill(os.getpid(), signal.SIGTERM)
 
     fedsat.run(**TINY, out=tmp_path / "whole")
     with pytest.raises(SystemExit) as end:
-        fedsat.run(**TINY, out=tmp_path / "run", on_round=terminate)
+        fedsat.run(**TINY, out=tmp_path / "run", callbacks=[terminate])
     assert end.value.code == 143
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    assert checkpointed_rounds(tmp_path / "run")[0] == 3
+    assert checkpointed_rounds(tmp_path / "run")[0] == 2
     del end
     fedsat.resume(tmp_path / "run")
     assert results(tmp_path / "run") == results(tmp_path / "whole")
@@ -182,7 +183,7 @@ def test_a_torn_line_and_rounds_after_the_checkpoint_are_cut(tmp_path: Path) -> 
     with metrics.open("ab") as file:
         file.write(metrics.read_bytes()[:40])
     run = fedsat.load_checkpointed(tmp_path)
-    assert [line["round"] for line in run.metrics] == [1, 2, 3, 4]
+    assert [line.round for line in run.records] == [1, 2, 3, 4]
     assert len(metrics.read_text().splitlines()) == 4
 
 

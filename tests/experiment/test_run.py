@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ import fedsat
 from fedsat.algorithms import Algorithm, Model, Task
 from fedsat.errors import UsageError
 from fedsat.experiment import Config, Run
-from fedsat.experiment.folder import free_folder, read_metrics
+from fedsat.experiment.folder import free_folder, read_records
 from fedsat.experiment.store import StoredRun
+from fedsat.metrics import METRICS, RoundRecord
 from fedsat.report.figures import write_figures
 from fedsat.report.groups import group_runs
 from fedsat.report.page import write_page
@@ -30,19 +32,19 @@ SMALL: dict[str, Any] = {
 
 def test_a_run_improves_and_leaves_its_files(tmp_path: Path) -> None:
     run = fedsat.run(**SMALL, out=tmp_path / "one")
-    first, last = run.metrics[0], run.metrics[-1]
-    assert last["test_loss"] < first["test_loss"]
-    assert last["test_accuracy"] > 0.2
+    first, last = run.records[0], run.records[-1]
+    assert last.metrics["loss"] < first.metrics["loss"]
+    assert last.metrics["accuracy"] > 0.2
 
     folder = tmp_path / "one"
     assert sorted(path.name for path in folder.iterdir()) == [
         "best.safetensors", "checkpoints", "config.toml", "metrics.jsonl", "model.safetensors", "summary.json",
     ]  # fmt: skip
-    assert read_metrics(folder) == run.metrics
+    assert read_records(folder) == run.records
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["status"] == "completed"
-    assert summary["test_accuracy"] == last["test_accuracy"]
-    assert summary["best"]["test_accuracy"] == max(line["test_accuracy"] for line in run.metrics)
+    assert summary["accuracy"] == last.metrics["accuracy"]
+    assert summary["best"]["accuracy"] == max(line.metrics["accuracy"] for line in run.records)
     assert np.sum(summary["confusion"]) == 1000
     saved = load_file(folder / "model.safetensors")
     assert all((saved[name] == tensor).all() for name, tensor in run.model.params.items())
@@ -52,33 +54,32 @@ def test_its_config_runs_it_again_with_the_same_numbers(tmp_path: Path) -> None:
     first = fedsat.run(**SMALL, out=tmp_path / "one")
     config = Config.of(tomllib.loads((tmp_path / "one" / "config.toml").read_text()))
     again = fedsat.train(fedsat.prepare(config))
-    assert without_times(again.metrics) == without_times(first.metrics)
+    assert without_times(again.records) == without_times(first.records)
     other = fedsat.run(**SMALL, seed=1)
-    assert without_times(other.metrics) != without_times(first.metrics)
+    assert without_times(other.records) != without_times(first.records)
 
 
-def without_times(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{key: value for key, value in line.items() if key != "seconds"} for line in metrics]
+def without_times(records: list[RoundRecord]) -> list[RoundRecord]:
+    return [replace(record, seconds={}) for record in records]
 
 
 def test_methods_see_the_same_federation_and_sampling() -> None:
     runs = [fedsat.run(**SMALL, algorithm=name) for name in ("fedavg", "fedsat", "fedsat:paper")]
-    assert len({str([line["clients"] for line in run.metrics]) for run in runs}) == 1
+    assert len({str([line.clients for line in run.records]) for run in runs}) == 1
     assert all((run.setup.federation.order == runs[0].setup.federation.order).all() for run in runs)
 
 
 def test_every_measure_is_there() -> None:
-    line = fedsat.run(**SMALL).metrics[-1]
+    line = fedsat.run(**SMALL).records[-1]
     assert {
         "round", "train_loss", "clients", "weights", "effective_clients", "bytes_down", "bytes_up", "bytes_workers",
-        "priority_class", "class_scores", "client_scores", "test_accuracy", "balanced_accuracy", "test_loss",
-        "recall", "worst_class", "worst_recall", "client_accuracy", "seconds",
-    } == set(line)  # fmt: skip
-    assert set(line["seconds"]) == {"train", "evaluate_workers", "aggregate", "evaluate"}
-    assert set(line["client_accuracy"]) == {"min", "p10", "median", "max"}
-    assert sum(line["weights"]) == pytest.approx(1)
-    assert line["worst_recall"] == min(line["recall"]) == line["recall"][line["worst_class"]]
-    assert line["balanced_accuracy"] == pytest.approx(np.mean(line["recall"]))
+        "priority_class", "class_scores", "client_scores", "metrics", "seconds",
+    } == set(line.to_json())  # fmt: skip
+    assert set(line.metrics) == set(METRICS)
+    assert set(line.seconds) == {"train", "evaluate_workers", "aggregate", "evaluate"}
+    assert sum(line.weights) == pytest.approx(1)
+    assert line.metrics["worst_class_recall"] == min(line.metrics["recall"]) == line.metrics["recall"][line.worst_class]
+    assert line.metrics["balanced_accuracy"] == pytest.approx(np.mean(line.metrics["recall"]))
 
 
 def test_own_client_accuracy_is_measured_on_training_samples() -> None:
@@ -89,26 +90,26 @@ def test_own_client_accuracy_is_measured_on_training_samples() -> None:
         np.arange(federation.clients),
     ).numpy()
     accuracy = [np.trace(matrix) / matrix.sum() for matrix in counts]
-    assert run.metrics[-1]["client_accuracy"]["min"] == pytest.approx(min(accuracy))
+    assert run.records[-1].metrics["worst_client_accuracy"] == pytest.approx(min(accuracy))
     assert counts.sum() == len(federation.order)
 
 
 def test_evaluate_every() -> None:
     run = fedsat.run(**{**SMALL, "rounds": 5, "evaluate_every": 2})
-    assert [line["round"] for line in run.metrics if "test_accuracy" in line] == [2, 4, 5]
+    assert [line.round for line in run.records if line.evaluated] == [2, 4, 5]
 
 
 def test_the_last_ten_rounds_are_averaged() -> None:
     run = fedsat.run(**{**SMALL, "rounds": 12}, algorithm="fedavg")
-    last = [line["test_accuracy"] for line in run.metrics[-10:]]
-    assert run.summary["last_ten"]["test_accuracy"] == pytest.approx(np.mean(last))
+    last = [line.metrics["accuracy"] for line in run.records[-10:]]
+    assert run.summary["last_ten"]["accuracy"] == pytest.approx(np.mean(last))
 
 
 def test_a_failure_keeps_what_was_good(tmp_path: Path) -> None:
     good: dict[str, Any] = {}
 
-    def sabotage(run: Run, line: dict[str, Any]) -> None:
-        if line["round"] == 2:
+    def sabotage(run: Run, line: RoundRecord) -> None:
+        if line.round == 2:
             good.update({name: tensor.clone() for name, tensor in run.model.params.items()})
             run.setup.engine.train_examples.images.fill_(float("nan"))  # type: ignore[attr-defined]
 
@@ -118,24 +119,24 @@ def test_a_failure_keeps_what_was_good(tmp_path: Path) -> None:
     np.save(data / "images.npy", rng.normal(size=(120, 5)).astype(np.float32))
     np.save(data / "labels.npy", np.arange(120) % 4)
     with pytest.raises(fedsat.TrainingError, match=r"round 3, client \d+, step 1 of"):
-        fedsat.run(**{**SMALL, "rounds": 9}, dataset=str(data), on_round=sabotage, out=tmp_path / "run")
+        fedsat.run(**{**SMALL, "rounds": 9}, dataset=str(data), callbacks=[sabotage], out=tmp_path / "run")
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["status"] == "failed"
     assert "round 3" in summary["error"]
-    assert len(read_metrics(tmp_path / "run")) == 2
+    assert len(read_records(tmp_path / "run")) == 2
     saved = load_file(tmp_path / "run" / "model.safetensors")
     assert all((saved[name] == tensor).all() for name, tensor in good.items())
 
 
 def test_an_interruption_finishes_the_files(tmp_path: Path) -> None:
-    def stop(run: Run, line: dict[str, Any]) -> None:
-        if line["round"] == 2:
+    def stop(run: Run, line: RoundRecord) -> None:
+        if line.round == 3:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fedsat.run(**SMALL, on_round=stop, out=tmp_path)
+        fedsat.run(**SMALL, callbacks=[stop], out=tmp_path)
     assert json.loads((tmp_path / "summary.json").read_text())["status"] == "interrupted"
-    assert len(read_metrics(tmp_path)) == 2
+    assert len(read_records(tmp_path)) == 2
     assert (tmp_path / "model.safetensors").exists()
 
 
@@ -175,8 +176,8 @@ def test_a_round_whose_evaluation_is_interrupted_was_not_played(
     monkeypatch.setattr(run.setup.engine, "evaluate", interrupt)
     with pytest.raises(KeyboardInterrupt):
         fedsat.train(run)
-    assert [line["round"] for line in read_metrics(tmp_path / "run")] == [1]
-    assert (run.training.rounds, len(run.metrics)) == (1, 1)
+    assert [line.round for line in read_records(tmp_path / "run")] == [1]
+    assert (run.training.rounds, len(run.records)) == (1, 1)
 
 
 ADVERSE: dict[str, Any] = {"dropout": 0.4, "stragglers": 0.5, "epochs": 2, "attack": "scale", "attackers": 0.3}
@@ -187,27 +188,27 @@ def test_misfortunes_are_recorded(tmp_path: Path) -> None:
     attackers = set(run.setup.faults.attackers.tolist())
     assert len(attackers) == 9
     assert "9 of 30 clients are malicious (scale)" in run.notes
-    refused = [int(client) for line in run.metrics for client in line.get("refused", {})]
+    refused = [int(client) for line in run.records for client in line.refused]
     assert refused
     assert set(refused) <= attackers
-    for line in run.metrics:
-        called = [*line["clients"], *line.get("missing", []), *map(int, line.get("refused", {}))]
+    for line in run.records:
+        called = [*line.clients, *line.missing, *map(int, line.refused)]
         assert len(set(called)) == len(called) == 8
-        assert len(line["weights"]) == len(line["clients"])
+        assert len(line.weights) == len(line.clients)
     assert run.summary["refused"] == len(refused)
-    assert run.summary["missing"] == sum(len(line.get("missing", [])) for line in run.metrics)
-    assert read_metrics(tmp_path / "one") == run.metrics
+    assert run.summary["missing"] == sum(len(line.missing) for line in run.records)
+    assert read_records(tmp_path / "one") == run.records
 
 
 def test_a_skipped_round_is_recorded_and_drawn(tmp_path: Path) -> None:
     # One client a round of which half do not answer: with this seed the first round is skipped.
     run = fedsat.run(**{**SMALL, "per_round": 1, "dropout": 0.5, "seed": 2}, out=tmp_path / "one")
-    skipped, answered = run.metrics[0], run.metrics[-1]
-    assert (skipped["clients"], skipped["weights"], skipped["train_loss"]) == ([], [], None)
-    assert skipped["effective_clients"] == 0
-    assert len(skipped["missing"]) == 1
-    assert skipped["bytes_down"] > 0 == skipped["bytes_up"]
-    assert answered["weights"] == [1.0]
+    skipped, answered = run.records[0], run.records[-1]
+    assert (skipped.clients, skipped.weights, skipped.train_loss) == ([], [], None)
+    assert skipped.effective_clients == 0
+    assert len(skipped.missing) == 1
+    assert skipped.bytes_down > 0 == skipped.bytes_up
+    assert answered.weights == [1.0]
     groups = group_runs([StoredRun.read(tmp_path / "one")])
     write_page(groups, tmp_path / "page.html")
     write_figures(groups, tmp_path / "figures")
@@ -218,8 +219,8 @@ def test_labels_are_flipped_for_training_and_not_for_judging() -> None:
     honest = fedsat.run(**SMALL)
     assert (flipped.setup.federation.class_counts == honest.setup.federation.class_counts).all()
     # Everyone learned to say 9 − y, and the model is judged by y.
-    assert flipped.metrics[-1]["test_accuracy"] < 0.1
-    assert flipped.metrics[-1]["test_loss"] > honest.metrics[-1]["test_loss"]
+    assert flipped.records[-1].metrics["accuracy"] < 0.1
+    assert flipped.records[-1].metrics["loss"] > honest.records[-1].metrics["loss"]
 
 
 @pytest.mark.parametrize(
@@ -243,7 +244,7 @@ def test_a_run_is_shown_in_a_line_and_in_notebooks_as_a_table() -> None:
     assert re.fullmatch(r"<Run fedsat on mnist-mini, 3 of 3 rounds, accuracy \d+\.\d %>", repr(run))
     html = run._repr_html_()
     assert html.count("<tr>") == 3
-    assert f"<td>{100 * run.summary['worst_recall']:.1f}</td>" in html
+    assert f"<td>{100 * run.summary['worst_class_recall']:.1f}</td>" in html
 
 
 @pytest.mark.parametrize("engine", ["sequential", "stacked"])

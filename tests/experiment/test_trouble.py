@@ -18,7 +18,8 @@ import pytest
 
 import fedsat
 from fedsat.experiment import Run
-from fedsat.experiment.folder import read_metrics
+from fedsat.experiment.folder import read_records
+from fedsat.metrics import RoundRecord
 from tests.support import kill
 from tests.support.runs import TINY, killed_after, results
 
@@ -47,7 +48,7 @@ def test_a_full_disk_keeps_the_last_checkpoint(tmp_path: Path) -> None:
     ):
         fedsat.train(run)
     assert not list((tmp_path / "run").rglob("*.part"))
-    assert [line["round"] for line in read_metrics(tmp_path / "run")] == [1, 2, 3, 4]
+    assert [line.round for line in read_records(tmp_path / "run")] == [1, 2, 3, 4]
     del run
     run = fedsat.resume(tmp_path / "run")
     assert "goes on after round 2 of 6" in run.notes[0]
@@ -61,7 +62,7 @@ def test_a_disk_full_amid_a_line_keeps_whole_lines(tmp_path: Path) -> None:
     size = (tmp_path / "run" / "metrics.jsonl").stat().st_size
     with files_no_longer_than(size + 40), pytest.raises(fedsat.FedsatError, match=r"cannot write to"):
         fedsat.train(run)
-    assert [line["round"] for line in read_metrics(tmp_path / "run")] == [1, 2]
+    assert [line.round for line in read_records(tmp_path / "run")] == [1, 2]
     del run
     fedsat.resume(tmp_path / "run")
     assert results(tmp_path / "run") == results(tmp_path / "whole")
@@ -70,13 +71,13 @@ def test_a_disk_full_amid_a_line_keeps_whole_lines(tmp_path: Path) -> None:
 def test_a_folder_that_vanishes_is_told_at_the_next_round(tmp_path: Path) -> None:
     rounds: list[int] = []
 
-    def remove(run: Run, line: dict[str, Any]) -> None:
-        rounds.append(line["round"])
-        if line["round"] == 2:
+    def remove(run: Run, line: RoundRecord) -> None:
+        rounds.append(line.round)
+        if line.round == 2:
             shutil.rmtree(tmp_path / "run")
 
     with pytest.raises(fedsat.FedsatError, match=r"cannot write to .*/run: No such file or directory"):
-        fedsat.run(**TINY, out=tmp_path / "run", on_round=remove)
+        fedsat.run(**TINY, out=tmp_path / "run", callbacks=[remove])
     assert rounds == [1, 2]
     assert not (tmp_path / "run").exists()
 

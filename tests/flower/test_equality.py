@@ -52,12 +52,13 @@ def assert_same(left: Run, right: Run) -> None:
         assert mine.keys() == other.keys()
         for name in mine:
             torch.testing.assert_close(mine[name], other[name], rtol=1e-5, atol=1e-7)
-    for line, other_line in zip(left.metrics, right.metrics, strict=True):
-        for key in ("round", "clients"):
-            assert line[key] == other_line[key]
-        for key in ("train_loss", "weights", "test_accuracy", "test_loss", "recall", "effective_clients"):
-            assert line[key] == pytest.approx(other_line[key], rel=1e-5, abs=1e-7)
-        assert line["client_accuracy"] == pytest.approx(other_line["client_accuracy"], rel=1e-6)
+    for line, other_line in zip(left.records, right.records, strict=True):
+        assert (line.round, line.clients) == (other_line.round, other_line.clients)
+        for key in ("train_loss", "weights", "effective_clients"):
+            assert getattr(line, key) == pytest.approx(getattr(other_line, key), rel=1e-5, abs=1e-7)
+        assert line.metrics.keys() == other_line.metrics.keys()
+        for name, value in line.metrics.items():
+            assert value == pytest.approx(other_line.metrics[name], rel=1e-5, abs=1e-7)
 
 
 @pytest.mark.parametrize("method", list(algorithms))
@@ -66,7 +67,7 @@ def test_every_method_equals_the_sequential_engine(method: str, clouds: Path) ->
     alone = fedsat.run(**table)
     together = federate(LoopGrid(*nodes(clouds)), fedsat.configure(**table))
     assert_same(together, alone)
-    assert not any("left_out" in line for line in together.metrics)
+    assert not any(line.left_out for line in together.records)
 
 
 def test_batchnorm_and_features_cross_the_wire(tmp_path: Path) -> None:
@@ -79,8 +80,8 @@ def test_the_averaged_model(clouds: Path) -> None:
     table = settings(clouds, algorithm="fedsat", average=0.8)
     alone = fedsat.run(**table)
     together = federate(LoopGrid(*nodes(clouds)), fedsat.configure(**table))
-    for line, other in zip(together.metrics, alone.metrics, strict=True):
-        assert line["models"]["averaged"]["recall"] == pytest.approx(other["models"]["averaged"]["recall"], rel=1e-5)
+    for line, other in zip(together.records, alone.records, strict=True):
+        assert line.models["averaged"]["recall"] == pytest.approx(other.models["averaged"]["recall"], rel=1e-5)
 
 
 def test_own_accuracies(clouds: Path) -> None:
@@ -118,8 +119,8 @@ def test_a_server_without_data(clouds: Path, tmp_path: Path) -> None:
     run = federate(grid, config, Terms(timeout=60, wait=60, test="nodes", class_names="a,b,c"))
     assert run.state.evaluation is not None
     assert run.state.evaluation.confusion.sum() == 4 * len(dataset.test)  # every node has a copy of the test set
-    assert run.summary["test_accuracy"] > 0.8
-    assert run.state.client_accuracies == pytest.approx([run.summary["test_accuracy"]] * 4)
+    assert run.summary["accuracy"] > 0.8
+    assert run.state.evaluation.client_accuracies == pytest.approx([run.summary["accuracy"]] * 4)
     # All nodes normalise alike, by what their samples are together.
     spec = json.loads(str(grid.last["train"].content.config_records["fedsat"]["run"]))
     assert spec["mean"] == pytest.approx(dataset.mean)
@@ -153,11 +154,11 @@ def test_the_files_are_those_of_a_run(clouds: Path, tmp_path: Path) -> None:
     assert stored.summary["status"] == "completed"
     assert identity(stored.table) == identity(config.table())
     # Bytes are measured: what the method's table says, and some per cent of names and headers.
-    wanted = StoredRun.read(tmp_path / "alone").metrics
-    for line, planned in zip(stored.metrics, wanted, strict=True):
+    wanted = StoredRun.read(tmp_path / "alone").records
+    for line, planned in zip(stored.records, wanted, strict=True):
         for key in ("bytes_down", "bytes_up", "bytes_workers"):
-            assert planned[key] < line[key] < planned[key] * 1.5
-        assert 0 < line["bytes_evaluate"] < line["bytes_up"]
+            assert getattr(planned, key) < getattr(line, key) < getattr(planned, key) * 1.5
+        assert 0 < (line.bytes_evaluate or 0) < line.bytes_up
 
 
 def test_a_run_of_nodes_is_never_taken_up_as_a_simulation(clouds: Path, tmp_path: Path) -> None:

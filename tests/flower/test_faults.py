@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 import fedsat
 from fedsat.errors import FedsatError, TrainingError
 from fedsat.experiment import Run, train
-from fedsat.experiment.folder import read_metrics, read_summary
+from fedsat.experiment.folder import read_records, read_summary
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedsat[flower]'")
 
@@ -50,7 +50,7 @@ def play(grid: LoopGrid, config: fedsat.Config, terms: Terms = QUICK, out: Path 
 
 
 def notes(run: Run, round_number: int) -> dict[int, str]:
-    return {one["client"]: one["why"] for one in run.metrics[round_number - 1].get("left_out", [])}
+    return {one["client"]: one["why"] for one in run.records[round_number - 1].left_out}
 
 
 def only_for(kind: str, fault: Fault) -> Fault:
@@ -93,10 +93,10 @@ def test_bad_updates_are_refused_and_named(why: str, clouds: Path) -> None:
     grid = grid_of(clouds)
     grid.faults[node_of(grid, 2)] = only_for("train", changed("model:params", BAD_UPDATES[why]))
     run = play(grid, configure(clouds))
-    for line in run.metrics:
-        assert 2 not in line["clients"]
-        assert len(line["clients"]) == 3
-        assert why in notes(run, line["round"])[2]
+    for line in run.records:
+        assert 2 not in line.clients
+        assert len(line.clients) == 3
+        assert why in notes(run, line.round)[2]
     # What is left is the round of the other three, as if client 2 had not been called.
     assert all(bool(torch.isfinite(tensor).all()) for tensor in run.model.params.values())
 
@@ -107,15 +107,15 @@ def test_uploads_are_checked_as_well(clouds: Path) -> None:
     grid.faults[node_of(grid, 1)] = only_for("train", nan)
     run = play(grid, configure(clouds, algorithm="scaffold"))
     assert "control_change" in notes(run, 1)[1]
-    assert 1 not in run.metrics[-1]["clients"]
+    assert 1 not in run.records[-1].clients
 
 
 def test_a_silent_node_costs_no_more_than_twice_the_others(clouds: Path) -> None:
     grid = grid_of(clouds)
     grid.faults[node_of(grid, 0)] = lambda asked, answer: answer if asked.metadata.group_id == "0" else None
     run = play(grid, configure(clouds), Terms(timeout=2.0, wait=1.0))
-    assert run.metrics[0]["seconds"]["train"] > 2
-    assert run.metrics[1]["seconds"]["train"] < 2
+    assert run.records[0].seconds["train"] > 2
+    assert run.records[1].seconds["train"] < 2
     assert all("no answer in" in notes(run, number)[0] for number in (1, 2, 3))
 
 
@@ -166,7 +166,7 @@ def test_a_round_that_too_few_answer_stops_the_run_with_the_last_good_model(clou
     assert asked.count(node_of(grid, 0)) == 1 + 3  # round 1, round 2, and two more tries
     assert asked.count(node_of(grid, 3)) == 2  # who answered is not asked again
     assert read_summary(tmp_path / "out")["status"] == "failed"
-    assert len(read_metrics(tmp_path / "out")) == 1
+    assert len(read_records(tmp_path / "out")) == 1
     saved = load_file(tmp_path / "out" / "model.safetensors")
     assert all(torch.equal(saved[name], good[name]) for name in good)
 
@@ -179,9 +179,9 @@ def test_a_node_leaves_and_another_comes_in_its_name(clouds: Path) -> None:
     run.play()
     grid.join(share(clouds, 2))
     train(run)
-    assert [2 in line["clients"] for line in run.metrics] == [True, False, True, True]
+    assert [2 in line.clients for line in run.records] == [True, False, True, True]
     assert "not connected" in notes(run, 2)[2]
-    told = [one["why"] for one in run.metrics[2]["left_out"]]
+    told = [one["why"] for one in run.records[2].left_out]
     assert any("it is back, as node" in why for why in told)
     assert "it has lost its state and began anew" in told
 
@@ -193,7 +193,7 @@ def test_a_node_may_join_late_and_two_cannot_be_the_same(clouds: Path) -> None:
     run.play()
     grid.join(share(clouds, 3))
     run.play()
-    assert [sorted(line["clients"]) for line in run.metrics] == [[0, 1, 2], [0, 1, 2, 3]]
+    assert [sorted(line.clients) for line in run.records] == [[0, 1, 2], [0, 1, 2, 3]]
     assert (twin, "train") not in grid.asked
 
 
@@ -218,22 +218,22 @@ WRONG_COUNTS = {
 def test_wrong_counts_leave_a_worker_out(why: str, clouds: Path) -> None:
     config = configure(clouds, algorithm="fedsat", clients=5, per_round=3, rounds=1)
     honest = play(grid_of(clouds, 5), config)
-    worker = next(client for client in range(5) if client not in honest.metrics[0]["clients"])
+    worker = next(client for client in range(5) if client not in honest.records[0].clients)
     grid = grid_of(clouds, 5)
     lie = changed("counts", lambda arrays: first(arrays, WRONG_COUNTS[why]))
     grid.faults[node_of(grid, worker)] = only_for("evaluate.measure", lie)
     run = play(grid, config)
     assert why in notes(run, 1)[worker]
     # The clients' weights come from the workers that are left.
-    assert sorted(run.metrics[0]["clients"]) == sorted(honest.metrics[0]["clients"])
-    assert sum(run.metrics[0]["weights"]) == pytest.approx(1)
-    assert run.metrics[0]["client_scores"] != honest.metrics[0]["client_scores"]
+    assert sorted(run.records[0].clients) == sorted(honest.records[0].clients)
+    assert sum(run.records[0].weights) == pytest.approx(1)
+    assert run.records[0].client_scores != honest.records[0].client_scores
 
 
 @pytest.mark.parametrize("change", [lambda arrays: {}, lambda arrays: {"x": next(iter(arrays.values()))}])
 def test_counts_of_others_than_asked_about_leave_a_worker_out(change: Any, clouds: Path) -> None:
     config = configure(clouds, algorithm="fedsat", clients=5, per_round=3, rounds=1)
-    worker = next(client for client in range(5) if client not in play(grid_of(clouds, 5), config).metrics[0]["clients"])
+    worker = next(client for client in range(5) if client not in play(grid_of(clouds, 5), config).records[0].clients)
     grid = grid_of(clouds, 5)
     grid.faults[node_of(grid, worker)] = only_for("evaluate.measure", changed("counts", change))
     assert "not of the clients that it was asked about" in notes(play(grid, config), 1)[worker]
@@ -245,7 +245,7 @@ def test_a_client_whose_own_counts_are_wrong_is_left_out(clouds: Path) -> None:
     grid.faults[node_of(grid, 1)] = only_for("train", lie)
     run = play(grid, configure(clouds, algorithm="fedsat", rounds=1))
     assert "samples, but it has" in notes(run, 1)[1]
-    assert 1 not in run.metrics[0]["clients"]
+    assert 1 not in run.records[0].clients
 
 
 def test_a_vanished_worker_adds_nothing(clouds: Path) -> None:
@@ -254,7 +254,7 @@ def test_a_vanished_worker_adds_nothing(clouds: Path) -> None:
     for client in range(5):
         grid.faults[node_of(grid, client)] = only_for("evaluate.measure", silent)
     run = play(grid, config)
-    sampled = run.metrics[0]["clients"]
+    sampled = run.records[0].clients
     assert len(sampled) == 3
     assert notes(run, 1).keys() == set(range(5)) - set(sampled)
 
@@ -271,7 +271,7 @@ def test_sums_are_as_good_as_single_counts_and_hide_them(clouds: Path, missing: 
 
     for node in grid.contexts:
         grid.faults[node] = only_for("evaluate.measure", listen)
-    gone = next(k for k in range(6) if k not in play(grid_of(clouds, 6), config).metrics[0]["clients"])
+    gone = next(k for k in range(6) if k not in play(grid_of(clouds, 6), config).records[0].clients)
     if missing:
         grid.faults[node_of(grid, gone)] = only_for("evaluate.measure", silent)
     hidden = play(grid, config, Terms(timeout=0.3, wait=0.3, worker_counts="sums"))
@@ -279,11 +279,11 @@ def test_sums_are_as_good_as_single_counts_and_hide_them(clouds: Path, missing: 
     assert np.mean([np.abs(counts.astype(np.float64)).min() > 10**9 for counts in sent]) > 0.9
     if not missing:
         open_ = play(grid_of(clouds, 6), config)
-        for line, other in zip(hidden.metrics, open_.metrics, strict=True):
-            assert line["weights"] == pytest.approx(other["weights"])
-            assert line["client_scores"] == pytest.approx(other["client_scores"])
+        for line, other in zip(hidden.records, open_.records, strict=True):
+            assert line.weights == pytest.approx(other.weights)
+            assert line.client_scores == pytest.approx(other.client_scores)
     else:
-        assert sum(hidden.metrics[-1]["weights"]) == pytest.approx(1)
+        assert sum(hidden.records[-1].weights) == pytest.approx(1)
 
 
 def test_sums_of_one_are_refused(clouds: Path) -> None:
@@ -313,5 +313,5 @@ def test_accuracies_out_of_range_are_left_out(clouds: Path) -> None:
     grid.faults[node_of(grid, 0)] = only_for("evaluate", lie)
     run = play(grid, configure(clouds))
     assert "not between 0 and 1" in notes(run, 1)[0]
-    assert run.state.client_accuracies is not None
-    assert np.isnan(run.state.client_accuracies[0])
+    assert run.state.evaluation is not None
+    assert np.isnan(run.state.evaluation.client_accuracies[0])

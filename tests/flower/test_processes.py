@@ -20,7 +20,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedsat
 from fedsat.cli import main
 from fedsat.cli.federate import start_nodes, submit
 from fedsat.experiment.checkpoint import FOLDER as CHECKPOINTS
-from fedsat.experiment.folder import read_metrics, read_summary
+from fedsat.experiment.folder import read_records, read_summary
 from fedsat.flower.processes import MARK, LocalFederation, Tls
 from fedsat.flower.terms import Terms
 
@@ -68,12 +68,12 @@ def assert_equal_to_the_simulator(folder: Path, table: dict[str, Any]) -> None:
     assert left.keys() == right.keys()
     for name in left:
         assert_close(left[name], right[name], rtol=1e-5, atol=1e-7)
-    assert summary["test_accuracy"] == pytest.approx(wanted["test_accuracy"])
-    for mine, other in zip(read_metrics(folder), alone.metrics, strict=True):
-        assert mine["clients"] == other["clients"]
-        assert mine["weights"] == pytest.approx(other["weights"], rel=1e-5)
-        assert mine["bytes_down"] > other["bytes_down"]  # what is measured has names and headers as well
-        assert "left_out" not in mine
+    assert summary["accuracy"] == pytest.approx(wanted["accuracy"])
+    for mine, other in zip(read_records(folder), alone.records, strict=True):
+        assert mine.clients == other.clients
+        assert mine.weights == pytest.approx(other.weights, rel=1e-5)
+        assert mine.bytes_down > other.bytes_down  # what is measured has names and headers as well
+        assert not mine.left_out
     wanted_files = {path.name for path in reference.iterdir()} - {CHECKPOINTS}
     assert wanted_files <= {path.name for path in folder.iterdir()}
 
@@ -106,17 +106,17 @@ def test_a_killed_node_comes_back(federation: LocalFederation, clouds: Path, tmp
     run = submit(federation, config, Terms(wait=60.0, timeout=20.0), out)
     soon(lambda: "ROUND 2]" in federation.log("node-2")[seen:], SLOW, "node 2 is called in round 2")
     federation.kill("node-2")
-    soon(lambda: out.exists() and len(read_metrics(out)) >= 3, SLOW, "round 4 begins")
+    soon(lambda: out.exists() and len(read_records(out)) >= 3, SLOW, "round 4 begins")
     federation.start_node("node-2", share)
     wait(run, federation, out)
-    summary, metrics = read_summary(out), read_metrics(out)
+    summary, metrics = read_summary(out), read_records(out)
     assert summary["status"] == "completed"
-    assert summary["test_accuracy"] > 0.5
-    assert 2 not in metrics[1]["clients"]
-    assert metrics[1]["left_out"][0]["client"] == 2
+    assert summary["accuracy"] > 0.5
+    assert 2 not in metrics[1].clients
+    assert metrics[1].left_out[0]["client"] == 2
     assert "client 2: no answer in" in federation.log("run")
     assert "client 2: it is back" in federation.log("run")
-    assert 2 in metrics[-1]["clients"]
+    assert 2 in metrics[-1].clients
 
 
 def test_strangers_are_refused(tmp_path: Path) -> None:

@@ -118,13 +118,13 @@ def test_a_small_configuration_runs_or_is_refused(settings: dict[str, Any], fold
     run = refused_or(lambda: fedsat.run(**settings | {"dataset": folders[settings["dataset"]]}))
     if run is None:
         return
-    assert len(run.metrics) == 2
-    for line in run.metrics:
-        weights = np.array(line["weights"])
+    assert len(run.records) == 2
+    for line in run.records:
+        weights = np.array(line.weights)
         assert np.isfinite(weights).all()
         assert (weights >= 0).all()
         assert weights.sum() == pytest.approx(1)
-        assert math.isfinite(line["train_loss"])
+        assert math.isfinite(line.train_loss)
     assert all(bool(tensor.isfinite().all()) for tensor in run.model.params.values())
 
 

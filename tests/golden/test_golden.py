@@ -36,7 +36,7 @@ def came_to(run: Any) -> dict[str, Any]:
     digest = hashlib.sha256()
     for tensor in (*run.model.params.values(), *run.model.buffers.values()):
         digest.update(tensor.contiguous().numpy().tobytes())
-    rounds = [[line["train_loss"], line["test_accuracy"], line["worst_recall"]] for line in run.metrics]
+    rounds = [[line.train_loss, line.metrics["accuracy"], line.metrics["worst_class_recall"]] for line in run.records]
     return {"rounds": rounds, "model": digest.hexdigest()[:16]}
 
 

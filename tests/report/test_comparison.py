@@ -57,7 +57,7 @@ def test_runs_that_differ_in_their_seed_are_one_group(tmp_path: Path) -> None:
         ("fedsat gamma=1.0", [0, 1]),
     ]
     fedavg = method_results(groups, target=0.55)[0]
-    assert fedavg.qualities["test_accuracy"] == pytest.approx({0: 0.6 - 0.0, 1: 0.7}, abs=0.03)
+    assert fedavg.qualities["accuracy"] == pytest.approx({0: 0.6 - 0.0, 1: 0.7}, abs=0.03)
     assert fedavg.reached == [6, 5]
     assert fedavg.megabytes == pytest.approx(18)
     assert "±" in comparison(groups).legend

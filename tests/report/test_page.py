@@ -63,7 +63,8 @@ WATCH = "<script>window.errors = []; onerror = (m) => { errors.push(String(m)); 
 DRIVE = """<script>
 const count = (selector) => document.querySelectorAll(selector).length;
 const seen = { before: count("#accuracy path.curve"), bands: count("#accuracy path:not(.curve)") };
-const ids = "accuracy worst lowest clients partition recall confusion weights priority effective".split(" ");
+const curves = "accuracy worst_class_recall worst_client_accuracy effective_clients".split(" ");
+const ids = [...curves, ..."clients partition recall confusion weights priority".split(" ")];
 seen.charts = Object.fromEntries(ids.map((id) => [id, count(`#${id} svg`)]));
 document.querySelector("#keys button").click();
 seen.after = count("#accuracy path.curve");

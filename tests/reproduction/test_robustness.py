@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedsat.experiment.config import Config
+from fedsat.metrics import RoundRecord
 from reproduction.robustness import DEFENCES, MARK, Absent, Case, append, done, play, read, shares, tables, write_page
 
 
@@ -31,15 +32,15 @@ def test_absent_attackers_are_all_refused() -> None:
 def test_shares_by_hand() -> None:
     # Attackers 1 and 2: of 1.0 + 1.0 weight they get 0.25 + 0; of their three updates one was refused, one got no
     # weight; of the honest clients' four updates one got none.
-    metrics = [
-        {"clients": [1, 5, 6], "weights": [0.25, 0.75, 0.0], "refused": {"2": "not finite"}},
-        {"clients": [2, 7, 8], "weights": [0.0, 0.5, 0.5]},
+    records = [
+        RoundRecord(1, 0.5, [1, 5, 6], [0.25, 0.75, 0.0], 1.6, 0, 0, refused={"2": "not finite"}),
+        RoundRecord(2, 0.5, [2, 7, 8], [0.0, 0.5, 0.5], 2.0, 0, 0),
     ]
-    found = shares(metrics, {1, 2})
+    found = shares(records, {1, 2})
     assert found["attackers_weight"] == pytest.approx(0.125)
     assert found["attackers_left_out"] == pytest.approx(2 / 3)
     assert found["honest_left_out"] == pytest.approx(1 / 4)
-    assert shares(metrics, set())["attackers_weight"] == ""
+    assert shares(records, set())["attackers_weight"] == ""
 
 
 def test_rows_are_kept_skipped_and_tabled(tmp_path: Path) -> None:

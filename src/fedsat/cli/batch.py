@@ -13,7 +13,7 @@ from fedsat import experiment
 from fedsat.cli.parallel import Ended, Task, open_run, train_apart
 from fedsat.cli.screen import Watcher, describe_setup
 from fedsat.errors import FedsatError, TrainingError
-from fedsat.experiment import Run
+from fedsat.experiment import Callbacks, Run
 from fedsat.experiment.config import Config
 from fedsat.experiment.interrupt import STOPPED
 from fedsat.experiment.store import Shelf, StoredRun, identity
@@ -42,7 +42,9 @@ class Outcome:
             raise FedsatError(f"{len(self.failures)} of {len(self.failures) + len(self.runs)} runs failed: {told}")
 
 
-def train(console: Console, run: Run, label: str | None = None, lines: int | None = None) -> None:
+def train(
+    console: Console, run: Run, label: str | None = None, lines: int | None = None, callbacks: Callbacks = ()
+) -> None:
     """Carry out one run under the user's eyes; `lines` limits what is printed where there is no live bar.
 
     One with a label is one of many, and nobody is to go on from it when it is done.
@@ -54,7 +56,7 @@ def train(console: Console, run: Run, label: str | None = None, lines: int | Non
         say(console, f"note: {note}")
     try:
         with Watcher(console, label or config.method, run.training.rounds, config.rounds, lines) as watcher:
-            experiment.train(run, watcher, for_more=label is None)
+            experiment.train(run, callbacks, show=watcher, for_more=label is None)
     except (*STOPPED, FedsatError) as end:
         if run.folder is not None and run.folder.path.is_dir():
             again = label is None and run.checkpoints is not None and not isinstance(end, TrainingError)
@@ -119,7 +121,7 @@ def _side_by_side(console: Console, jobs: Sequence[Job], shelf: Shelf, processes
             say(console, f"{ended.label}  note: {note}")
         if ended.error is None:
             summary = StoredRun.read(ended.folder).summary
-            came_to = f"accuracy {percent(summary['last_ten']['test_accuracy'])} in {summary['seconds']:.0f} s"
+            came_to = f"accuracy {percent(summary['last_ten']['accuracy'])} in {summary['seconds']:.0f} s"
             say(console, f"[{number}/{len(jobs)}] {ended.label}  {came_to}")
         yield ended
 

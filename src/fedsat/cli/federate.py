@@ -20,11 +20,12 @@ from fedsat.cli.screen import Watcher
 from fedsat.cli.training import Out, folder_name
 from fedsat.errors import FedsatError, UsageError
 from fedsat.experiment.config import Config, override
-from fedsat.experiment.folder import CONFIG, METRICS, SUMMARY, free_folder, read_metrics, read_summary
+from fedsat.experiment.folder import CONFIG, RECORDS, SUMMARY, free_folder, read_records, read_summary
 from fedsat.experiment.store import StoredRun
 from fedsat.flower import require_flower
 from fedsat.flower.processes import LocalFederation
 from fedsat.flower.terms import Terms
+from fedsat.metrics import RoundRecord
 from fedsat.report.tables import run_table
 
 LOGS = "flower-logs"
@@ -66,11 +67,11 @@ def federate(
             with federation, Watcher(console, config.method, 0, config.rounds) as watcher:
                 start_nodes(federation, config)
                 process = submit(federation, config, terms, folder)
-                follow(process, folder, lambda line: _show(console, watcher, line, dataset.class_names))
+                follow(process, folder, lambda record: _show(console, watcher, record, dataset.class_names))
         except KeyboardInterrupt:
             say(
                 console,
-                f"{len(read_metrics(folder)) if (folder / METRICS).exists() else 0} rounds are kept in {folder}",
+                f"{len(read_records(folder)) if (folder / RECORDS).exists() else 0} rounds are kept in {folder}",
             )
             raise
         finally:
@@ -96,22 +97,22 @@ def submit(federation: LocalFederation, config: Config, terms: Terms, folder: Pa
 
 
 def follow(process: subprocess.Popen[bytes], folder: Path, on_round: Any) -> None:
-    """Call `on_round` with each round's line of metrics as the server records it, until the run ends."""
+    """Call `on_round` with each round's record as the server writes it, until the run ends."""
     shown, running = 0, True
     while running:
         running = process.poll() is None and not (folder / SUMMARY).exists()
-        lines = read_metrics(folder) if (folder / METRICS).exists() else []
-        for line in lines[shown:]:
-            on_round(line)
-        shown = len(lines)
+        records = read_records(folder) if (folder / RECORDS).exists() else []
+        for record in records[shown:]:
+            on_round(record)
+        shown = len(records)
         time.sleep(PAUSE if running else 0)
 
 
-def _show(console: Console, watcher: Watcher, line: dict[str, Any], names: tuple[str, ...]) -> None:
-    for remark in line.get("left_out", []):
+def _show(console: Console, watcher: Watcher, record: RoundRecord, names: tuple[str, ...]) -> None:
+    for remark in record.left_out:
         who = "" if remark["client"] is None else f"client {remark['client']}: "
-        say(console, f"round {line['round']}, {remark['stage']}: {who}{remark['why']}")
-    watcher.show(line, names)
+        say(console, f"round {record.round}, {remark['stage']}: {who}{remark['why']}")
+    watcher.show(record, names)
 
 
 def _keep_logs(logs: Path, folder: Path) -> None:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from fedsat.experiment.run import Run
+from fedsat.metrics import RoundRecord
 from fedsat.report.tables import percent
 
 
 class Watcher:
-    """Shows the rounds of a run as they end. Use as a context, and as `on_round`.
+    """Shows the rounds of a run as they end. Use it as a context, and as `show` of `train`.
 
     Where there is no live bar, `lines` limits how many lines a run prints; without it every round has one.
     """
@@ -48,23 +48,22 @@ class Watcher:
         if self._progress is not None:
             self._progress.stop()
 
-    def __call__(self, run: Run, line: Mapping[str, Any]) -> None:
+    def __call__(self, run: Run, record: RoundRecord) -> None:
         """Show one more round."""
-        self.show(line, run.setup.engine.class_names)
+        self.show(record, run.setup.engine.class_names)
 
-    def show(self, line: Mapping[str, Any], class_names: Sequence[str]) -> None:
-        """Show one more round, of which only its line of metrics is at hand."""
-        if "test_accuracy" in line:
-            worst = class_names[line["worst_class"]]
-            self._seen = (
-                f"accuracy {percent(line['test_accuracy'])}  worst class {percent(line['worst_recall'])} ({worst})"
-            )
+    def show(self, record: RoundRecord, class_names: Sequence[str]) -> None:
+        """Show one more round from its record."""
+        if record.evaluated:
+            worst, metrics = class_names[record.worst_class], record.metrics
+            accuracy, recall = percent(metrics["accuracy"]), percent(metrics["worst_class_recall"])
+            self._seen = f"accuracy {accuracy}  worst class {recall} ({worst})"
         if self._progress is not None and self._task is not None:
-            self._progress.update(self._task, completed=line["round"], seen=self._seen)
-        elif "test_accuracy" in line and line["round"] % self._every == self._rounds % self._every:
-            spent = sum(line["seconds"].values())
+            self._progress.update(self._task, completed=record.round, seen=self._seen)
+        elif record.evaluated and record.round % self._every == self._rounds % self._every:
+            spent = sum(record.seconds.values())
             self._console.print(
-                f"{self._label}  round {line['round']}/{self._rounds}  {self._seen}  {spent:.2f} s",
+                f"{self._label}  round {record.round}/{self._rounds}  {self._seen}  {spent:.2f} s",
                 markup=False,
                 highlight=False,
                 soft_wrap=True,

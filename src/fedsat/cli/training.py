@@ -15,7 +15,7 @@ from fedsat.algorithms import algorithms
 from fedsat.cli.batch import Job, carry_out, say, train
 from fedsat.cli.options import AtOnce, configured, read_settings, split_setting
 from fedsat.errors import UsageError, unknown
-from fedsat.experiment import Run
+from fedsat.experiment import Callbacks, Run
 from fedsat.experiment.config import (
     Config,
     full_name,
@@ -42,12 +42,21 @@ Out = Annotated[
 ]
 
 
+Hooks = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--callback", help="a callback of your own, as module:Name; may be repeated", metavar="NAME", show_default=False
+    ),
+]
+
+
 @configured()
-def run(table: dict[str, Any], out: Out = None) -> None:
+def run(table: dict[str, Any], out: Out = None, callback: Hooks = None) -> None:
     """Train one federation and show what it learned."""
     console, config = Console(), Config.of(table)
     folder = out or free_folder(Path("runs"), folder_name(config, f"{config.method}-seed{config.seed}"))
-    _carry_out(console, experiment.prepare(config, folder), folder)
+    callbacks = experiment.find_callbacks(callback or [])
+    _carry_out(console, experiment.prepare(config, folder), folder, callbacks)
 
 
 def resume(
@@ -55,13 +64,15 @@ def resume(
     rounds: Annotated[
         int | None, typer.Option(help="rounds to play in all [as the run has it]", min=1, show_default=False)
     ] = None,
+    callback: Hooks = None,
 ) -> None:
-    """Go on with a run from its last checkpoint, as if it had never stopped, or to more rounds."""
-    _carry_out(Console(), experiment.load_checkpointed(folder, rounds), folder)
+    """Continue a run from its last checkpoint, as if it had never stopped, or to more rounds."""
+    callbacks = experiment.find_callbacks(callback or [])
+    _carry_out(Console(), experiment.load_checkpointed(folder, rounds), folder, callbacks)
 
 
-def _carry_out(console: Console, prepared: Run, folder: Path) -> None:
-    train(console, prepared)
+def _carry_out(console: Console, prepared: Run, folder: Path, callbacks: Callbacks) -> None:
+    train(console, prepared, callbacks=callbacks)
     console.print(run_table(StoredRun.read(folder)))
     say(console, f"files: {folder}")
 

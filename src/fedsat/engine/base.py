@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from fedsat.engine.capacity import evaluation_batch
 from fedsat.engine.evaluate import Counter
 from fedsat.engine.examples import Examples
 from fedsat.engine.network import initial_weights
-from fedsat.metrics import Assessment, ClassCounts, ClientAccuracy, Evaluation, Floats
+from fedsat.metrics import ClassCounts, ClientAccuracy, Evaluation, Floats
 from fedsat.rounds.local import LocalTraining
 from fedsat.rounds.round import Traffic, count_traffic
 from fedsat.seeding import Indices
@@ -123,18 +124,18 @@ class BaseEngine:
         with tuned_kernels():
             return self.test_counter.evaluate(model)
 
-    def evaluate(self, models: Sequence[Model], client_accuracy: ClientAccuracy) -> list[Assessment]:
+    def evaluate(self, models: Sequence[Model], client_accuracy: ClientAccuracy) -> list[Evaluation]:
         """Evaluate global models on the test set and compute every client's accuracy with each."""
         return [self._evaluate_model(model, client_accuracy) for model in models]
 
-    def _evaluate_model(self, model: Model, client_accuracy: ClientAccuracy) -> Assessment:
+    def _evaluate_model(self, model: Model, client_accuracy: ClientAccuracy) -> Evaluation:
         evaluation = self.test(model)
         if client_accuracy == "expected":
-            return evaluation, evaluation.expected_client_accuracy(self.class_mixes)
+            return replace(evaluation, client_accuracies=evaluation.expected_client_accuracy(self.class_mixes))
         stacked = Model(expand(model.params, 1), expand(model.buffers, 1))
         counts = self.count_by_node(stacked, np.arange(self.clients)).cpu().numpy()
         right: Floats = np.trace(counts, axis1=1, axis2=2) / counts.sum(axis=(1, 2))
-        return evaluation, right
+        return replace(evaluation, client_accuracies=right)
 
     def traffic(
         self, server: Server, sampled: int, responded: int, updates: Updates, counts: ClassCounts | None

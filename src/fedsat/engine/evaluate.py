@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from fedsat.algorithms import Model, Network
 from fedsat.algorithms.objective import cross_entropy
 from fedsat.engine.examples import Examples
-from fedsat.metrics import Evaluation
+from fedsat.metrics import Evaluation, Floats
 from fedsat.tree import expand, tree_map, write
 
 TOGETHER = 16
@@ -60,7 +62,16 @@ class Counter:
         indices = torch.arange(len(self.examples), device=self.examples.labels.device)
         alone = Model(expand(model.params, 1), expand(model.buffers, 1))
         tally = self.count(alone, indices, torch.zeros_like(indices), 1)
-        return Evaluation(tally.counts[0].cpu().numpy(), tally.mean_loss)
+        return Evaluation(tally.counts[0].cpu().numpy(), tally.mean_loss, predict=lambda: self.predict(alone))
+
+    @torch.inference_mode()
+    def predict(self, model: Model) -> tuple[Floats, NDArray[np.int64]]:
+        """Return a model's class probabilities on all samples of the split, [n, m], and their labels, [n]."""
+        scores = []
+        for part in torch.split(torch.arange(len(self.examples), device=self.examples.labels.device), self.batch):
+            logits = self.network(model.params, model.buffers, self.examples.inputs(part).unsqueeze(0)).logits[0]
+            scores.append(logits.to(torch.float64).softmax(-1).cpu())
+        return torch.cat(scores).numpy(), self.examples.labels.cpu().numpy()
 
     def _add(self, tally: Tally, model: Model, part: Tensor, owner: Tensor) -> None:
         """Count one batch, except samples with group -1."""

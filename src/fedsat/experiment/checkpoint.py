@@ -21,9 +21,9 @@ from filelock import FileLock, Timeout
 
 from fedsat.algorithms import Model, Server
 from fedsat.errors import FedsatError, UsageError
-from fedsat.experiment.folder import METRICS, Reach, speaking_of, sync_folder, whole, write_whole
+from fedsat.experiment.folder import RECORDS, Reach, speaking_of, sync_folder, whole, write_whole
 from fedsat.experiment.tensors import flatten, nest, read_tensors, write_tensors
-from fedsat.metrics import Evaluation, Floats
+from fedsat.metrics import Evaluation
 from fedsat.rounds import FederationState
 from fedsat.tree import nbytes
 
@@ -46,8 +46,6 @@ class RunState:
 
     training: FederationState
     evaluation: Evaluation | None = None
-    client_accuracies: Floats | None = None
-    """Every client's accuracy at the last evaluation."""
     best: Model | None = None
     best_accuracy: float = -1.0
     averaged: Model | None = None
@@ -181,11 +179,11 @@ class Checkpoints:
             with path.open("rb") as file:
                 if hashlib.file_digest(file, "sha256").hexdigest() != body["tensors"]:
                     raise DamagedError(f"the checksum of {path.name} is wrong")
-            with (self.folder.parent / METRICS).open("rb") as file:
+            with (self.folder.parent / RECORDS).open("rb") as file:
                 content = file.read(body["metrics"]["size"])
             reach = Reach.of(content)
             if reach.digest.hexdigest() != body["metrics"]["sha256"]:
-                raise DamagedError(f"{METRICS} is not what it was then")
+                raise DamagedError(f"{RECORDS} is not what it was then")
             return _checkpoint(body, nest(read_tensors(path, device), body["empty"]), reach)
         except OSError as error:
             raise DamagedError(f"{Path(error.filename or path).name}: {error.strerror or error}") from error
@@ -225,9 +223,9 @@ def _tensors(state: RunState) -> dict[str, Any]:
     for name in ("best", "averaged"):
         if (model := getattr(state, name)) is not None:
             tensors[name] = vars(model)
-    if evaluation is not None and state.client_accuracies is not None:
+    if evaluation is not None:
         tensors["confusion"] = torch.from_numpy(evaluation.confusion)
-        tensors["client_accuracies"] = torch.from_numpy(state.client_accuracies)
+        tensors["client_accuracies"] = torch.from_numpy(evaluation.client_accuracies)
     return tensors
 
 
@@ -264,11 +262,13 @@ def _read_body(path: Path) -> dict[str, Any]:
 def _checkpoint(body: dict[str, Any], tensors: dict[str, Any], reach: Reach) -> Checkpoint:
     server = Server(Model(**tensors["model"]), tensors["memory"])
     states = {int(client): state for client, state in tensors["clients"].items()}
-    evaluated = "confusion" in tensors
+    evaluation = None
+    if "confusion" in tensors:
+        confusion, accuracies = (tensors[name].cpu().numpy() for name in ("confusion", "client_accuracies"))
+        evaluation = Evaluation(confusion, body["test_loss"], accuracies)
     state = RunState(
         training=FederationState(server, states, body["round"]),
-        evaluation=Evaluation(tensors["confusion"].cpu().numpy(), body["test_loss"]) if evaluated else None,
-        client_accuracies=tensors["client_accuracies"].cpu().numpy() if evaluated else None,
+        evaluation=evaluation,
         best=Model(**tensors["best"]) if "best" in tensors else None,
         best_accuracy=body["best_accuracy"],
         averaged=Model(**tensors["averaged"]) if "averaged" in tensors else None,

@@ -47,6 +47,7 @@ class Config:
         Literal["expected", "local"],
         Option("clients' accuracy from their class mix and the test recalls, or on their local training samples"),
     ] = "expected"
+    metrics: Annotated[tuple[str, ...], Option("metrics of your own, as module:name, recorded and compared")] = ()
     dropout: Annotated[float, Option("share of called clients and workers that do not answer", at_least=0, below=1)] = (
         0.0
     )
@@ -141,7 +142,7 @@ def complete(table: Mapping[str, Any]) -> dict[str, Any]:
         elif field.option.among is not None:
             full[key] = field.option.among.complete(value)
         elif value is not None:
-            full[key] = value
+            full[key] = list(value) if isinstance(value, tuple) else value
     return {**full, **{key: value for key, value in table.items() if key not in full and value is not None}}
 
 

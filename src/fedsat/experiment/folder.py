@@ -19,8 +19,9 @@ from typing import Any, BinaryIO
 
 from fedsat.algorithms import Model
 from fedsat.errors import FedsatError, UsageError
+from fedsat.metrics import RoundRecord
 
-METRICS, SUMMARY, CONFIG = "metrics.jsonl", "summary.json", "config.toml"
+RECORDS, SUMMARY, CONFIG = "metrics.jsonl", "summary.json", "config.toml"
 LAST_MODEL, BEST_MODEL, AVERAGED_MODEL = "model.safetensors", "best.safetensors", "averaged.safetensors"
 ON_NODES = "nodes.txt"
 NODES_TEXT = "Real nodes play this run. The data and the state of each client are with its node, not here.\n"
@@ -60,17 +61,17 @@ class RunFolder:
             raise UsageError(f"{path} already holds a run; give another --out, or move it away")
         with speaking_of(path):
             path.mkdir(parents=True, exist_ok=True)
-            write_whole(path / METRICS, b"")
+            write_whole(path / RECORDS, b"")
             if on_nodes:
                 write_whole(path / ON_NODES, NODES_TEXT.encode())
             write_whole(path / CONFIG, config_text.encode())
         return RunFolder(path, Reach.of(b""))
 
-    def record(self, metrics: Sequence[Mapping[str, Any]]) -> None:
+    def record(self, records: Sequence[RoundRecord]) -> None:
         """Append the rounds that the file lacks, and nothing else behind them: a torn line is written over."""
         with speaking_of(self.path):
-            for line in metrics[self.reach.rounds :]:
-                content = json.dumps(line).encode() + b"\n"
+            for record in records[self.reach.rounds :]:
+                content = json.dumps(record.to_json()).encode() + b"\n"
                 self._put(content)
                 self.reach = self.reach.further(content)
 
@@ -81,7 +82,7 @@ class RunFolder:
 
     def _put(self, content: bytes, settle: bool = False) -> None:
         # Opened anew each time, and never created: a folder that has vanished is noticed at the next round.
-        with (self.path / METRICS).open("r+b") as file:
+        with (self.path / RECORDS).open("r+b") as file:
             file.seek(self.reach.size)
             file.write(content)
             file.truncate()
@@ -157,24 +158,24 @@ def free_folder(parent: Path, name: str, promised: Container[Path] = ()) -> Path
     return path
 
 
-def read_metrics(folder: Path) -> list[dict[str, Any]]:
+def read_records(folder: Path) -> list[RoundRecord]:
     """The rounds that a run has recorded. A last line cut short, as by a power failure, does not count."""
     try:
-        content = (folder / METRICS).read_bytes()
+        content = (folder / RECORDS).read_bytes()
     except OSError as error:
-        raise UsageError(f"{folder} holds no run: {METRICS} cannot be read ({error.strerror})") from error
-    return parse_metrics(content, folder / METRICS)
+        raise UsageError(f"{folder} holds no run: {RECORDS} cannot be read ({error.strerror})") from error
+    return parse_records(content, folder / RECORDS)
 
 
-def parse_metrics(content: bytes, path: Path) -> list[dict[str, Any]]:
+def parse_records(content: bytes, path: Path) -> list[RoundRecord]:
     """The rounds in the content of `path`; what stands behind the last end of a line does not count."""
-    metrics = []
+    records = []
     for number, line in enumerate(content.split(b"\n")[:-1], start=1):
         try:
-            metrics.append(_table(line))
-        except ValueError as error:
+            records.append(RoundRecord.from_json(_table(line)))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UsageError(f"{path} is damaged in line {number}") from error
-    return metrics
+    return records
 
 
 def read_summary(folder: Path) -> dict[str, Any]:

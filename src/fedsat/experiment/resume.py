@@ -16,12 +16,12 @@ from fedsat.experiment.environment import environment, pick_device
 from fedsat.experiment.folder import (
     BEST_MODEL,
     CONFIG,
-    METRICS,
     ON_NODES,
+    RECORDS,
     SUMMARY,
     Reach,
     RunFolder,
-    parse_metrics,
+    parse_records,
     read_summary,
     speaking_of,
     write_whole,
@@ -45,7 +45,7 @@ def load_checkpointed(path: Path, rounds: int | None = None) -> Run:
     config = Config.of(read(path / CONFIG))
     wanted = replace(config, rounds=rounds) if rounds is not None else config
     _check_worth(path, config, wanted)
-    recorded = (path / METRICS).is_file() and (path / METRICS).stat().st_size > 0
+    recorded = (path / RECORDS).is_file() and (path / RECORDS).stat().st_size > 0
     kept = (path / FOLDER).is_dir() or not recorded  # what others recorded is never thrown away
     checkpoints = Checkpoints.of(path, config.checkpoint_every) if kept else None
     if checkpoints is None:
@@ -58,8 +58,8 @@ def load_checkpointed(path: Path, rounds: int | None = None) -> Run:
         _check_config(path, wanted, checkpoint)
         setup = Setup.of(wanted)
         _check_setup(path, setup, checkpoint)
-        metrics = parse_metrics((path / METRICS).read_bytes()[: checkpoint.reach.size], path / METRICS)
-        run = Run(setup, checkpoint.state, RunFolder(path, checkpoint.reach), checkpoints, metrics)
+        records = parse_records((path / RECORDS).read_bytes()[: checkpoint.reach.size], path / RECORDS)
+        run = Run(setup, checkpoint.state, RunFolder(path, checkpoint.reach), checkpoints, records)
     if run.training.rounds > wanted.rounds:
         raise UsageError(f"{path} has played {run.training.rounds} rounds already; --rounds must be more")
     _take_back(run)

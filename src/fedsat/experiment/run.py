@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from html import escape
@@ -16,12 +16,14 @@ from fedsat.algorithms import Model
 from fedsat.engine import make_engine
 from fedsat.errors import FedsatError, UsageError
 from fedsat.experiment.average import running_mean
+from fedsat.experiment.callbacks import Callback, Callbacks, RoundFunction, as_callbacks
 from fedsat.experiment.checkpoint import KEPT, Checkpoint, Checkpoints, RunState
 from fedsat.experiment.config import Config
 from fedsat.experiment.environment import environment, pick_device
 from fedsat.experiment.folder import AVERAGED_MODEL, BEST_MODEL, RunFolder
 from fedsat.experiment.interrupt import STOPPED, sigterm_raises
-from fedsat.experiment.summary import evaluation_line, known, round_line, summarise
+from fedsat.experiment.summary import round_record, summarise
+from fedsat.metrics import COMPARED, Metric, RoundRecord, find_metrics, known, measure
 from fedsat.models import build_model
 from fedsat.rounds import Engine, Faults, FederationState, LocalTraining, Sampling, attacks, run_round, start, timed
 from fedsat.rounds.sampling import draw_attackers
@@ -39,6 +41,8 @@ class Setup:
     device: torch.device
     notes: list[str]
     faults: Faults
+    metrics: tuple[Metric, ...] = ()
+    """The user's own metrics."""
 
     @property
     def fingerprint(self) -> str:
@@ -48,7 +52,7 @@ class Setup:
     @staticmethod
     def of(config: Config) -> Setup:
         """Load the data, split it, build the model and the engine."""
-        device = pick_device(config.device)
+        device, metrics = pick_device(config.device), find_metrics(config.metrics)
         if device.type == "cuda" and device.index is not None:
             torch.cuda.set_device(device)  # graphs and Triton kernels go to the current device, wherever tensors are
         dataset = data.load(config.dataset, image_size=config.image_size, seed=config.seed)
@@ -65,33 +69,37 @@ class Setup:
         engine.class_mixes = federation.class_counts
         notes = [text for text in (dataset.note, note) if text]
         faults = Faults(config.dropout, config.max_norm, config.attack, attackers)
-        return Setup(config, federation, engine, device, notes, faults)
+        return Setup(config, federation, engine, device, notes, faults, metrics)
 
 
 @dataclass(repr=False)
 class Run:
-    """A run in progress or ended: its metrics, one entry a round, and where it stands."""
+    """A run: its records, one per round, and its state."""
 
     setup: Setup
     state: RunState
     """Replaced as a whole at the end of a round, so that an interruption never finds half a round in it."""
     folder: RunFolder | None = None
     checkpoints: Checkpoints | None = None
-    metrics: list[dict[str, Any]] = field(default_factory=list)
+    records: list[RoundRecord] = field(default_factory=list)
+    status: str = "running"
+    """running, completed, interrupted or failed."""
+    stopped: str | None = None
+    """Why the run ended before its last round, if `stop` was called."""
 
     def __repr__(self) -> str:
         config, summary = self.setup.config, self.summary
-        found = f", accuracy {100 * summary['test_accuracy']:.1f} %" if "test_accuracy" in summary else ""
+        found = f", accuracy {100 * summary['accuracy']:.1f} %" if "accuracy" in summary else ""
         return f"<Run {config.method} on {config.dataset}, {self.training.rounds} of {config.rounds} rounds{found}>"
 
     def _repr_html_(self) -> str:
         """The numbers to quote, as a table in notebooks."""
         summary, ten = self.summary, self.summary.get("last_ten", {})
-        keys = [key for key in ("test_accuracy", "worst_recall", "lowest_client") if key in summary]
-        head = "".join(f"<th>{key.replace('_', ' ')} %</th>" for key in keys)
-        rows = {"last round": summary, "mean of the last ten": ten} if keys else {}
+        shown = [each for each in (*COMPARED, *self.setup.metrics) if each.name in summary]
+        head = "".join(f"<th>{escape(each.heading)}</th>" for each in shown)
+        rows = {"last round": summary, "mean of the last ten": ten} if shown else {}
         body = "".join(
-            f"<tr><th>{name}</th>{''.join(f'<td>{100 * values[key]:.1f}</td>' for key in keys)}</tr>"
+            f"<tr><th>{name}</th>{''.join(f'<td>{each.written(values[each.name])}</td>' for each in shown)}</tr>"
             for name, values in rows.items()
         )
         return f"<table><caption>{escape(repr(self))}</caption><tr><th></th>{head}</tr>{body}</table>"
@@ -127,10 +135,14 @@ class Run:
     @property
     def summary(self) -> dict[str, Any]:
         """What the run came to."""
-        return summarise(self.metrics)
+        return summarise(self.records)
 
-    def play(self) -> dict[str, Any]:
-        """Play one round, evaluate if it is due, record it; returns the round's line of metrics.
+    def stop(self, reason: str) -> None:
+        """End the run after the current round, as completed; for callbacks such as early stopping."""
+        self.stopped = reason
+
+    def play(self, callbacks: Sequence[Callback] = ()) -> RoundRecord:
+        """Run one round, evaluate the model if it is time, call the callbacks, and write the record.
 
         An error or an interruption on the way leaves the run as it was before the round.
         """
@@ -138,25 +150,32 @@ class Run:
         training = replace(before.training, states=dict(before.training.states))
         calls = Sampling(config.per_round, config.workers, config.seed)
         played = run_round(engine, training, calls, self.setup.faults)
-        line, after = round_line(played), replace(before, training=training)
+        record, after = round_record(played), replace(before, training=training)
         if config.average:
             averaged = running_mean(before.averaged, training.server.model, played.number, config.average)
             after = replace(after, averaged=averaged)
         if played.number % config.evaluate_every == 0 or played.number == config.rounds:
             with timed(played.seconds, "evaluate", engine.device):
-                measured, after = self._evaluate(after)
-                line |= measured
-        line |= engine.notes()
-        line["seconds"] = {name: round(spent, 6) for name, spent in played.seconds.items()}
-        self.metrics.append(line)
+                after = self._evaluate(after, record)
+        for name, remark in engine.notes().items():
+            setattr(record, name, remark)
+        record.seconds = {name: round(spent, 6) for name, spent in played.seconds.items()}
+        self.records.append(record)
         self.state = after
+        try:
+            for callback in callbacks:
+                callback.round(self, record)
+        except BaseException:
+            del self.records[before.training.rounds :]
+            self.state = before
+            raise
         self._keep(better=after.best is not before.best)
-        return line
+        return record
 
     def _keep(self, better: bool) -> None:
         """Write what a round has brought, and a checkpoint if it is time."""
         if self.folder is not None:
-            self.folder.record(self.metrics)
+            self.folder.record(self.records)
             if better and self.state.best is not None:
                 self.folder.save_model(self.state.best, BEST_MODEL)
         if self.checkpoints is not None and self.checkpoints.due(self.training):
@@ -179,19 +198,19 @@ class Run:
             )
         )
 
-    def _evaluate(self, state: RunState) -> tuple[dict[str, Any], RunState]:
-        """What an evaluated round adds to its line, and where the run stands with it; the best model is put aside."""
+    def _evaluate(self, state: RunState, record: RoundRecord) -> RunState:
+        """Evaluate the models, add their metrics to the record, and return the new state; it keeps the best model."""
         engine, server = self.setup.engine, state.training.server
         others = engine.algorithm.reported_models(server)
         if state.averaged is not None:
             others = {**others, "averaged": state.averaged}
         first, *rest = engine.evaluate([server.model, *others.values()], self.setup.config.client_accuracy)
-        evaluation, accuracies = first
-        state = replace(state, evaluation=evaluation, client_accuracies=accuracies)
-        if evaluation.accuracy > state.best_accuracy:
-            state = replace(state, best=server.model, best_accuracy=evaluation.accuracy)
-        lines = {name: evaluation_line(*assessed) for name, assessed in zip(others, rest, strict=True)}
-        return evaluation_line(*first) | ({"models": lines} if lines else {}), state
+        record.metrics = measure(first, self.setup.metrics)
+        record.models = {name: measure(one, self.setup.metrics) for name, one in zip(others, rest, strict=True)}
+        state = replace(state, evaluation=replace(first, predict=None))
+        if first.accuracy > state.best_accuracy:
+            state = replace(state, best=server.model, best_accuracy=first.accuracy)
+        return state
 
     def close(self, status: str, error: str | None = None, *, for_more: bool = True) -> None:
         """Write the last files; `status` is completed, interrupted or failed.
@@ -199,10 +218,11 @@ class Run:
         A run that was interrupted leaves a checkpoint, and so does one that is completed if it can afford to, unless
         nobody is to go on from it (`for_more`).
         """
-        del self.metrics[self.training.rounds :]  # an interrupted round may have got as far as its line
+        self.status = status
+        del self.records[self.training.rounds :]  # an interrupted round may have got as far as its record
         if self.folder is None:
             return
-        self.folder.record(self.metrics)
+        self.folder.record(self.records)
         self.folder.settle()
         if status == "interrupted" or (status == "completed" and for_more and self._affords_a_last_checkpoint()):
             self.save_checkpoint()
@@ -221,19 +241,18 @@ class Run:
         """What `summary.json` holds."""
         state = self.state
         summary: dict[str, Any] = {"status": status, **({"error": error} if error else {})}
+        summary |= {"stopped": self.stopped} if self.stopped is not None else {}
         summary |= {"method": self.setup.config.method, **self.summary}
-        if state.evaluation is not None and state.client_accuracies is not None:
+        if self.setup.metrics:
+            summary["metrics"] = [each.description() for each in self.setup.metrics]
+        if state.evaluation is not None:
             summary["confusion"] = state.evaluation.confusion.tolist()
-            summary["client_accuracies"] = known(state.client_accuracies.round(4))
+            summary["client_accuracies"] = known(state.evaluation.client_accuracies.round(4))
         summary["class_names"] = list(self.setup.engine.class_names)
         if self.setup.federation is None:
             summary["data"] = "on the nodes"
         summary["made_with"] = environment(self.setup.device)
         return summary
-
-
-OnRound = Callable[[Run, dict[str, Any]], None]
-"""Called after each round with the run and the round's line of metrics."""
 
 
 def prepare(config: Config, out: Path | None = None) -> Run:
@@ -246,18 +265,22 @@ def prepare(config: Config, out: Path | None = None) -> Run:
     return Run(setup, state, folder, Checkpoints.of(out, config.checkpoint_every))
 
 
-def train(run: Run, on_round: OnRound | None = None, *, for_more: bool = True) -> Run:
-    """Play the rounds that are left, calling `on_round` after each.
+def train(run: Run, callbacks: Callbacks = (), *, show: RoundFunction | None = None, for_more: bool = True) -> Run:
+    """Run the rounds that are left.
 
-    When training fails or is interrupted (Ctrl-C, SIGTERM), the files are finished with what was good so far, and the
-    error goes on. `for_more` leaves a checkpoint at the end, from which `resume` can go on to more rounds.
+    When training fails or is interrupted (Ctrl-C, SIGTERM), the files are finished with the rounds before, and the
+    error is raised again. `show` is called with every record that has been written, for a progress display. `for_more`
+    leaves a checkpoint at the end, from which `resume` can continue to more rounds.
     """
+    active = as_callbacks(callbacks)
     try:
         with sigterm_raises():
-            while run.training.rounds < run.setup.config.rounds:
-                line = run.play()
-                if on_round is not None:
-                    on_round(run, line)
+            for callback in active:
+                callback.start(run)
+            while run.training.rounds < run.setup.config.rounds and run.stopped is None:
+                record = run.play(active)
+                if show is not None:
+                    show(run, record)
             run.close("completed", for_more=for_more)
     except STOPPED:
         run.close("interrupted")
@@ -266,4 +289,7 @@ def train(run: Run, on_round: OnRound | None = None, *, for_more: bool = True) -
         with suppress(FedsatError):  # what went wrong first is what the user must know
             run.close("failed", str(error))
         raise
+    finally:
+        for callback in active:
+            callback.end(run)
     return run

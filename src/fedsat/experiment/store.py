@@ -13,8 +13,9 @@ from typing import Any
 from fedsat.errors import UsageError
 from fedsat.experiment.checkpoint import checkpointed_rounds
 from fedsat.experiment.config import Config, complete, read
-from fedsat.experiment.folder import CONFIG, METRICS, SUMMARY, free_folder, read_metrics, read_summary
+from fedsat.experiment.folder import CONFIG, RECORDS, SUMMARY, free_folder, read_records, read_summary
 from fedsat.experiment.summary import summarise
+from fedsat.metrics import METRICS, Metric, RoundRecord
 
 ONLY_HOW = ("engine", "device", "checkpoint_every")
 """Settings that say how a run is computed and not what: they change the last digits and the time, nothing else."""
@@ -63,9 +64,9 @@ class StoredRun:
         return StoredRun(folder, table)
 
     @cached_property
-    def metrics(self) -> list[dict[str, Any]]:
+    def records(self) -> list[RoundRecord]:
         """The rounds recorded."""
-        return read_metrics(self.folder)
+        return read_records(self.folder)
 
     @cached_property
     def stored(self) -> dict[str, Any]:
@@ -76,9 +77,9 @@ class StoredRun:
     def summary(self) -> dict[str, Any]:
         """The numbers to quote, from the rounds recorded, and what `summary.json` adds to them."""
         try:
-            return {**summarise(self.metrics), **self.stored}
+            return {**self.stored, **summarise(self.records)}
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise UsageError(f"{self.folder / METRICS} is damaged: a round lacks what rounds record") from error
+            raise UsageError(f"{self.folder / RECORDS} is damaged: a round lacks what rounds record") from error
 
     @property
     def method(self) -> str:
@@ -91,9 +92,23 @@ class StoredRun:
         return int(self.table.get("seed", 0))
 
     @property
-    def evaluated(self) -> list[dict[str, Any]]:
+    def evaluated(self) -> list[RoundRecord]:
         """The rounds with test results."""
-        return [line for line in self.metrics if "test_accuracy" in line]
+        return [record for record in self.records if record.evaluated]
+
+    @cached_property
+    def own_metrics(self) -> list[Metric]:
+        """The user's own metrics that the run recorded, and what callbacks added, as `summary.json` describes them."""
+        told = {each["name"]: each for each in self.stored.get("metrics", ())}
+        values = self.evaluated[-1].metrics if self.evaluated else {}
+        names = [name for name, value in values.items() if name not in METRICS and isinstance(value, int | float)]
+        plain = {"unit": ""}
+        return [Metric(**{"name": name, "label": name, **plain, **told.get(name, {})}, compared=True) for name in names]
+
+    @property
+    def ended_early(self) -> bool:
+        """Whether the run has fewer rounds than its configuration, and not because a callback stopped it."""
+        return len(self.records) < self.table["rounds"] and "stopped" not in self.stored
 
 
 class Shelf:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from fedsat.flower.members import Members
 from fedsat.flower.messages import Evaluate, Evaluated, RunSpec, Train, Trained
 from fedsat.flower.terms import Terms
 from fedsat.flower.worker_round import Workers
-from fedsat.metrics import Assessment, ClassCounts, ClientAccuracy, Evaluation
+from fedsat.metrics import ClassCounts, ClientAccuracy, Evaluation
 from fedsat.rounds import TrainedRound
 from fedsat.rounds.round import Traffic
 from fedsat.seeding import Indices
@@ -144,7 +145,7 @@ class RemoteEngine:
         predicted, correct, labels = counts.to(self.device).unbind(2)
         return ClassCounts(predicted, correct, labels)
 
-    def evaluate(self, models: Sequence[Model], client_accuracy: ClientAccuracy) -> list[Assessment]:
+    def evaluate(self, models: Sequence[Model], client_accuracy: ClientAccuracy) -> list[Evaluation]:
         """Global models tested here or by the nodes, and what each is worth to the clients that answer."""
         count, classes = len(models), len(self.class_names)
         evaluations = [self._evaluate(model) for model in models] if self._evaluate else []
@@ -175,7 +176,7 @@ class RemoteEngine:
         for client, reply in replies.items():
             accuracies[:, client] = reply["accuracy"].numpy()
         evaluations = evaluations or _pooled(list(replies.values()), count)
-        return list(zip(evaluations, accuracies, strict=True))
+        return [replace(one, client_accuracies=row) for one, row in zip(evaluations, accuracies, strict=True)]
 
     def traffic(
         self, server: Server, sampled: int, responded: int, updates: Updates, counts: ClassCounts | None

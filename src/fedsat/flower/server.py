@@ -32,6 +32,7 @@ from fedsat.flower.members import Members
 from fedsat.flower.messages import Card, Hello, RunSpec
 from fedsat.flower.remote import RemoteEngine
 from fedsat.flower.terms import Terms
+from fedsat.metrics import RoundRecord, find_metrics
 from fedsat.models import build_model
 from fedsat.options import options_of
 from fedsat.rounds import Faults, start
@@ -50,7 +51,7 @@ def main(grid: Grid, context: Context) -> None:
         log.info("files: %s", out)
         for note in run.notes:
             log.info("note: %s", note)
-        train(run, _tell)
+        train(run, show=_tell)
     except FedsatError as error:
         log.error("fedsat: %s", error)
         raise
@@ -119,6 +120,7 @@ def assemble(grid: Grid, config: Config, terms: Terms) -> Setup:
         device,
         notes,
         Faults(max_norm=config.max_norm),
+        find_metrics(config.metrics),
     )
 
 
@@ -158,10 +160,10 @@ def pooled_moments(cards: list[Card]) -> data.datasets.Moments:
     return tuple(mean.tolist()), tuple(deviation(mean, variance).tolist())
 
 
-def _tell(run: Run, line: dict[str, Any]) -> None:
+def _tell(run: Run, record: RoundRecord) -> None:
     """A line of the log for each round."""
     seen = ""
-    if "test_accuracy" in line:
-        worst = run.setup.engine.class_names[line["worst_class"]]
-        seen = f"  accuracy {line['test_accuracy']:.2%}  worst class {line['worst_recall']:.2%} ({worst})"
-    log.info("round %d/%d%s  %.1f s", line["round"], run.setup.config.rounds, seen, sum(line["seconds"].values()))
+    if record.evaluated:
+        worst, metrics = run.setup.engine.class_names[record.worst_class], record.metrics
+        seen = f"  accuracy {metrics['accuracy']:.2%}  worst class {metrics['worst_class_recall']:.2%} ({worst})"
+    log.info("round %d/%d%s  %.1f s", record.round, run.setup.config.rounds, seen, sum(record.seconds.values()))

@@ -1,27 +1,28 @@
-"""Everything measured: additive confusion counts and what is computed from them."""
+"""Everything measured: confusion counts, evaluations, metrics, and the record of a round."""
 
-from fedsat.metrics.counts import (
-    Assessment,
-    ClassCounts,
-    ClientAccuracy,
-    Evaluation,
-    Floats,
-    confusion_counts,
-    expected_accuracy,
-    rounds_to_target,
-    share,
-    spread,
-)
+from fedsat.metrics.counts import ClassCounts, confusion_counts, rounds_to_target
+from fedsat.metrics.evaluation import ClientAccuracy, Evaluation, Floats, expected_accuracy, share
+from fedsat.metrics.record import RoundRecord, Values, worst_class
+from fedsat.metrics.table import COMPARED, METRICS, Metric, find_metrics, known, measure, metric, metric_path
 
 __all__ = [
-    "Assessment",
+    "COMPARED",
+    "METRICS",
     "ClassCounts",
     "ClientAccuracy",
     "Evaluation",
     "Floats",
+    "Metric",
+    "RoundRecord",
+    "Values",
     "confusion_counts",
     "expected_accuracy",
+    "find_metrics",
+    "known",
+    "measure",
+    "metric",
+    "metric_path",
     "rounds_to_target",
     "share",
-    "spread",
+    "worst_class",
 ]

@@ -5,7 +5,7 @@ Long runs and large federations are thinned, so that a page stays small; what wa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,15 +13,11 @@ import numpy as np
 from fedsat import data
 from fedsat.errors import FedsatError
 from fedsat.experiment.store import StoredRun
-from fedsat.metrics import Floats
+from fedsat.metrics import Floats, Metric, RoundRecord
+from fedsat.report.comparison import compared_metrics
 from fedsat.report.groups import Group
 
-CURVES = {
-    "accuracy": lambda line: line["test_accuracy"],
-    "worst": lambda line: line["worst_recall"],
-    "lowest": lambda line: line["client_accuracy"]["min"],
-    "effective": lambda line: line["effective_clients"] / 100,  # a number, where the others are per cent
-}
+EFFECTIVE = "effective_clients"
 PALETTE = (
     "#3b7dd8", "#e0762f", "#2a9d6f", "#cf4a63", "#8f68cf", "#96724f", "#d468aa", "#25a3b6", "#a39b2a", "#7f8a96",
 )  # fmt: skip
@@ -38,9 +34,9 @@ def chart_data(groups: Sequence[Group]) -> dict[str, Any]:
     notes: list[str] = []
     federations: list[dict[str, Any]] = []
     known: dict[str, int | None] = {}
-    entries = []
+    entries, metrics = [], compared_metrics(groups)
     for group in groups:
-        entry = group_data(group, len(groups))
+        entry = group_data(group, metrics, len(groups))
         key = str([group.first.table.get(name) for name in ("dataset", "image_size", "partition", "clients", "seed")])
         if key not in known:
             known[key] = _add_federation(group.first, federations, notes)
@@ -49,10 +45,16 @@ def chart_data(groups: Sequence[Group]) -> dict[str, Any]:
     longest, points = max(len(run.evaluated) for group in groups for run in group.runs), _share(POINTS, len(groups))
     if longest > points:
         notes.append(f"Curves show {points} of up to {longest} evaluated rounds.")
-    return {"groups": entries, "federations": federations, "notes": notes, "palette": PALETTE}
+    return {
+        "metrics": [{"name": each.name, "title": each.caption, "unit": each.unit} for each in metrics],
+        "groups": entries,
+        "federations": federations,
+        "notes": notes,
+        "palette": PALETTE,
+    }
 
 
-def group_data(group: Group, groups: int) -> dict[str, Any]:
+def group_data(group: Group, metrics: Sequence[Metric], groups: int) -> dict[str, Any]:
     """What is drawn of one group among `groups`."""
     lines = _common_lines(group)
     rounds = thinned(list(lines), _share(POINTS, groups))
@@ -62,7 +64,7 @@ def group_data(group: Group, groups: int) -> dict[str, Any]:
         "seeds": group.seeds,
         "classes": classes,
         "rounds": rounds,
-        "curves": {name: _band([lines[number] for number in rounds], value) for name, value in CURVES.items()},
+        "curves": _curves([lines[number] for number in rounds], metrics),
         "recall": _recall(lines, max(10, HEAT_CELLS // (groups * len(classes)))),
         "clients": _client_accuracies(group, _share(VALUES, groups)),
         "weights": _weights(group.first, _share(DOTS, groups)),
@@ -83,33 +85,46 @@ def thinned(items: list[Any], most: int) -> list[Any]:
 
 
 def _numbers(run: StoredRun) -> list[str]:
-    return [str(number) for number in range(len(run.evaluated[-1]["recall"]))]
+    return [str(number) for number in range(len(run.evaluated[-1].metrics["recall"]))]
 
 
-def _common_lines(group: Group) -> dict[int, list[dict[str, Any]]]:
+def _common_lines(group: Group) -> dict[int, list[RoundRecord]]:
     """The metrics of each round that all seeds have evaluated, one entry a seed."""
-    by_seed = [{line["round"]: line for line in run.evaluated} for run in group.runs]
+    by_seed = [{record.round: record for record in run.evaluated} for run in group.runs]
     shared = set.intersection(*(set(lines) for lines in by_seed))
     return {number: [lines[number] for lines in by_seed] for number in sorted(shared)}
 
 
-def _band(rounds: list[list[dict[str, Any]]], value: Callable[[Mapping[str, Any]], float]) -> dict[str, list[float]]:
-    """Mean, lowest and highest over seeds, in per cent; one seed has no band."""
-    values = 100 * np.array([[value(line) for line in lines] for lines in rounds])
+def _curves(rounds: list[list[RoundRecord]], metrics: Sequence[Metric]) -> dict[str, Any]:
+    """The curves of the metrics that these rounds have, and of the effective clients."""
+    curves = {EFFECTIVE: _band(rounds, lambda record: record.effective_clients)}
+    for each in metrics:
+        if all(each.name in record.metrics for record in rounds[-1]):
+            scale = 100 if each.unit == "%" else 1
+            curves[each.name] = _band(rounds, lambda record, n=each.name: record.metrics.get(n), scale)  # type: ignore[misc]
+    return curves
+
+
+def _band(
+    rounds: list[list[RoundRecord]], value: Callable[[RoundRecord], float | None], scale: float = 1
+) -> dict[str, Any]:
+    """Mean, lowest and highest over seeds; one seed has no band."""
+    values = scale * np.array([[value(record) for record in records] for records in rounds], dtype=np.float64)
     band = {"mean": _rounded(values.mean(axis=1))}
     if values.shape[1] > 1:
         band |= {"low": _rounded(values.min(axis=1)), "high": _rounded(values.max(axis=1))}
     return band
 
 
-def _rounded(values: Floats) -> list[float]:
-    return [round(float(value), 2) for value in values]
+def _rounded(values: Floats) -> list[float | None]:
+    return [None if np.isnan(value) else round(float(value), 3) for value in values]
 
 
-def _recall(lines: dict[int, list[dict[str, Any]]], most: int) -> dict[str, Any]:
+def _recall(lines: dict[int, list[RoundRecord]], most: int) -> dict[str, Any]:
     """Recall of each class over rounds, the mean over seeds in per cent: rows are classes."""
     rounds = thinned(list(lines), min(most, 120))
-    values = np.array([[line["recall"] for line in lines[number]] for number in rounds], dtype=np.float64).mean(axis=1)
+    recalls = [[record.metrics["recall"] for record in lines[number]] for number in rounds]
+    values = np.array(recalls, dtype=np.float64).mean(axis=1)
     return {"rounds": rounds, "rows": [_whole(row) for row in 100 * values.T]}
 
 
@@ -117,22 +132,22 @@ def _whole(row: Floats) -> list[int | None]:
     return [None if np.isnan(value) else round(float(value)) for value in row]
 
 
-def _client_accuracies(group: Group, most: int) -> list[float] | None:
+def _client_accuracies(group: Group, most: int) -> list[float | None] | None:
     """Clients' accuracies at the end, of all seeds together, in order; evenly spaced ones where there are many."""
     values = [v for run in group.runs for v in run.stored.get("client_accuracies", []) if v is not None]
     return _rounded(100 * np.array(thinned(sorted(values), most))) if values else None
 
 
 def _weights(run: StoredRun, most: int) -> dict[str, Any]:
-    """The weights of the clients that answered and the priority class, round by round, of one seed."""
-    per_round = max(1, *(len(line["weights"]) for line in run.metrics))
-    lines = thinned([line for line in run.metrics if line["weights"]], max(10, most // per_round))
+    """The weights of the clients that responded and the priority class, round by round, of one seed."""
+    per_round = max(1, *(len(record.weights) for record in run.records))
+    records = thinned([record for record in run.records if record.weights], max(10, most // per_round))
     return {
         "seed": run.seed,
         "equal": 100 / per_round,
-        "rounds": [line["round"] for line in lines],
-        "shares": [_rounded(100 * np.array(line["weights"])) for line in lines],
-        "priority": [line.get("priority_class") for line in lines],
+        "rounds": [record.round for record in records],
+        "shares": [_rounded(100 * np.array(record.weights)) for record in records],
+        "priority": [record.priority_class for record in records],
     }
 
 

@@ -9,15 +9,12 @@ from typing import Any
 import numpy as np
 
 from fedsat.experiment.store import completed
-from fedsat.metrics import rounds_to_target
+from fedsat.metrics import COMPARED, Metric, rounds_to_target
 from fedsat.report.groups import Group
 
 STUDENT = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 """97.5 % points of Student's t for 1 to 10 degrees of freedom."""
 STUDENT_BEYOND = 2.2
-
-QUALITIES = {"test_accuracy": "accuracy", "worst_recall": "worst class", "lowest_client": "lowest client"}
-"""What is compared, each as the mean of the last ten rounds."""
 
 BySeed = Mapping[int, float]
 
@@ -29,7 +26,7 @@ class MethodResult:
     label: str
     group: Group
     qualities: dict[str, BySeed]
-    """The means of the last ten rounds."""
+    """The means of the last ten rounds, by metric; empty for a metric that the runs do not have."""
     last: BySeed
     best: BySeed
     reached: list[int | None]
@@ -40,33 +37,48 @@ class MethodResult:
     """Whether a run has fewer rounds than its configuration asks for."""
 
 
+def compared_metrics(groups: Sequence[Group]) -> list[Metric]:
+    """The metrics that tables and charts show for these runs: those of every run, and the users' own."""
+    found = {each.name: each for each in COMPARED}
+    for group in groups:
+        for run in group.runs:
+            found |= {each.name: each for each in run.own_metrics if each.name not in found}
+    return list(found.values())
+
+
 def method_results(groups: Sequence[Group], target: float | None = None) -> list[MethodResult]:
     """One entry for each group, and one for every other model that its method reports."""
-    found = []
+    found, metrics = [], compared_metrics(groups)
     for group in groups:
-        found.append(_method_result(group.label, group, None, target))
+        found.append(_method_result(group.label, group, metrics, None, target))
         for model in group.first.summary.get("models", {}):
-            found.append(_method_result(f"{group.label}, {model}", group, model, target))
+            found.append(_method_result(f"{group.label}, {model}", group, metrics, model, target))
     return found
 
 
-def _method_result(label: str, group: Group, model: str | None, target: float | None) -> MethodResult:
+def _method_result(
+    label: str, group: Group, metrics: Sequence[Metric], model: str | None, target: float | None
+) -> MethodResult:
     quoted = {run.seed: _part(run.summary, model) for run in group.runs}
     reached = []
     for run in group.runs if target is not None else ():
-        accuracy = [float(_part(line, model)["test_accuracy"]) for line in run.evaluated]
-        reached.append(rounds_to_target([line["round"] for line in run.evaluated], accuracy, target or 0.0))
+        values = [record.metrics if model is None else record.models[model] for record in run.evaluated]
+        accuracy, rounds = [float(one["accuracy"]) for one in values], [record.round for record in run.evaluated]
+        reached.append(rounds_to_target(rounds, accuracy, target or 0.0))
     summaries = [run.summary for run in group.runs]
     return MethodResult(
         label=label,
         group=group,
-        qualities={key: {seed: q["last_ten"][key] for seed, q in quoted.items()} for key in QUALITIES},
-        last={seed: q["test_accuracy"] for seed, q in quoted.items()},
-        best={seed: q["best"]["test_accuracy"] for seed, q in quoted.items()},
+        qualities={
+            each.name: {seed: q["last_ten"][each.name] for seed, q in quoted.items() if each.name in q["last_ten"]}
+            for each in metrics
+        },
+        last={seed: q["accuracy"] for seed, q in quoted.items()},
+        best={seed: q["best"]["accuracy"] for seed, q in quoted.items()},
         reached=reached,
         seconds=float(np.mean([summary["seconds"] for summary in summaries])),
         megabytes=float(np.mean([summary["bytes_down"] + summary["bytes_up"] for summary in summaries])) / 1e6,
-        unfinished=any(len(run.metrics) < run.table["rounds"] for run in group.runs),
+        unfinished=any(run.ended_early for run in group.runs),
     )
 
 
@@ -101,24 +113,30 @@ def tied(best: BySeed, other: BySeed) -> bool:
     return bool(abs(differences.mean()) <= quantile * differences.std(ddof=1) / np.sqrt(len(seeds)))
 
 
-def marks(columns: Sequence[BySeed]) -> list[str]:
+def marks(columns: Sequence[BySeed], *, higher_is_better: bool = True) -> list[str]:
     """For each entry of a column `best`, `tie` (with the best) or nothing, judged over the seeds that all have.
 
-    A single entry is no contest, and neither are entries without a seed in common.
+    A single entry is no contest, and neither are entries without a seed in common. Empty entries do not take part.
     """
-    seeds = set.intersection(*(set(values) for values in columns))
-    if len(columns) < 2 or not seeds:
+    entries = [values for values in columns if values]
+    seeds = set.intersection(*(set(values) for values in entries)) if entries else set()
+    if len(entries) < 2 or not seeds:
         return [""] * len(columns)
-    shared = [{seed: values[seed] for seed in seeds} for values in columns]
-    top = max(map(mean, shared))
-    leader = next(values for values in shared if mean(values) == top)
-    return ["best" if mean(values) == top else "tie" if tied(leader, values) else "" for values in shared]
+    shared = [{seed: values[seed] for seed in seeds} if values else {} for values in columns]
+    top = (max if higher_is_better else min)(mean(values) for values in shared if values)
+    leader = next(values for values in shared if values and mean(values) == top)
+    return [
+        "" if not values else "best" if mean(values) == top else "tie" if tied(leader, values) else ""
+        for values in shared
+    ]
 
 
-def written(values: BySeed) -> str:
-    """Shares over seeds as per cent: mean±deviation, or one number for one seed."""
+def written(values: BySeed, metric: Metric = COMPARED[0]) -> str:
+    """A metric over seeds: mean±deviation, one number for one seed, a dash for none."""
+    if not values:
+        return "–"
     noise = deviation(values)
-    return f"{100 * mean(values):.1f}" + (f"±{100 * noise:.1f}" if noise is not None else "")
+    return metric.written(mean(values)) + (f"±{metric.written(noise)}" if noise is not None else "")
 
 
 def rounds_written(reached: Sequence[int | None]) -> str:
@@ -149,21 +167,26 @@ def comparison(groups: Sequence[Group], target: float | None = None) -> Comparis
     """Methods side by side over seeds."""
     found = method_results(groups, target)
     one_contest = len({_federation(group) for group in groups}) == 1
-    columns = [[result.qualities[key] for result in found] for key in QUALITIES]
-    marked = [marks(column) if one_contest else [""] * len(found) for column in columns]
+    metrics = compared_metrics(groups)
+    columns = [[result.qualities[each.name] for result in found] for each in metrics]
+    marked = [
+        marks(column, higher_is_better=each.higher_is_better) if one_contest else [""] * len(found)
+        for each, column in zip(metrics, columns, strict=True)
+    ]
     fewest = quickest([result.reached for result in found]) if one_contest else None
     rows = []
     for index, result in enumerate(found):
         cells = [(result.label, "")]
-        cells += [(written(column[index]), mark[index]) for column, mark in zip(columns, marked, strict=True)]
+        for each, column, mark in zip(metrics, columns, marked, strict=True):
+            cells.append((written(column[index], each), mark[index]))
         cells += [(f"{100 * mean(values):.1f}", "") for values in (result.last, result.best)]
         if target is not None:
             led = fewest is not None and quickest([result.reached]) == fewest
             cells.append((rounds_written(result.reached), "best" if led else ""))
         rows.append([*cells, (f"{result.seconds:.1f}", ""), (f"{result.megabytes:,.0f}", "")])
-    headings = ["", *(f"{name} %" for name in QUALITIES.values()), "last %", "best %"]
+    headings = ["", *(each.heading for each in metrics), "last %", "best %"]
     headings += [f"rounds to {100 * target:g} %"] if target is not None else []
-    return Comparison([*headings, "s", "MB"], rows, _legend(found, one_contest))
+    return Comparison([*headings, "s", "MB"], rows, _legend(found, metrics, one_contest))
 
 
 def _federation(group: Group) -> str:
@@ -172,9 +195,10 @@ def _federation(group: Group) -> str:
     return str([table.get(key) for key in ("dataset", "image_size", "partition", "clients")])
 
 
-def _legend(found: Sequence[MethodResult], one_contest: bool) -> str:
+def _legend(found: Sequence[MethodResult], metrics: Sequence[Metric], one_contest: bool) -> str:
     """What the marks and numbers of a comparison mean, and what they leave out."""
-    text = "Accuracy, worst class, lowest client: means of the last ten rounds; last, best: accuracy of that round."
+    names = ", ".join(each.label for each in metrics)
+    text = f"{names[0].upper()}{names[1:]}: means of the last ten rounds; last, best: accuracy of that round."
     most = max(len(result.group.runs) for result in found)
     if not one_contest:
         text += " Data or clients differ: no best is named."

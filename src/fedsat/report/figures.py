@@ -10,19 +10,13 @@ import numpy as np
 
 from fedsat.experiment.folder import speaking_of
 from fedsat.experiment.store import file_name
-from fedsat.report.chart_data import PALETTE, chart_data
+from fedsat.report.chart_data import EFFECTIVE, PALETTE, chart_data
 from fedsat.report.groups import Group
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-TITLES = {
-    "accuracy": "accuracy, %",
-    "worst": "recall of the worst class, %",
-    "lowest": "accuracy of the lowest client, %",
-    "effective": "effective clients, 1/Σϑ²",
-}
 Entry = Mapping[str, Any]
 
 
@@ -30,7 +24,8 @@ def write_figures(groups: Sequence[Group], folder: Path) -> list[Path]:
     """Write every chart into `folder`: those of all groups together, and those of each group alone."""
     charts = chart_data(groups)
     entries: list[Entry] = charts["groups"]
-    drawn: dict[str, Figure] = {name: _single(lambda axes, n=name: draw_curves(axes, entries, n)) for name in TITLES}
+    curves = [*charts["metrics"], {"name": EFFECTIVE, "title": "effective clients, 1/Σϑ²", "unit": ""}]
+    drawn: dict[str, Figure] = {c["name"]: _single(lambda axes, c=c: draw_curves(axes, entries, c)) for c in curves}
     drawn["clients"] = _single(lambda axes: draw_clients(axes, entries), height=1.2 + 0.35 * len(entries))
     for number, federation in enumerate(charts["federations"]):
         suffix = f"-{number + 1}" if len(charts["federations"]) > 1 else ""
@@ -64,15 +59,17 @@ def _single(draw: Callable[..., None], width: float = 5.0, height: float = 3.2) 
     return figure
 
 
-def draw_curves(axes: Axes, entries: Sequence[Entry], name: str) -> None:
-    """A measure over rounds: lines are means over seeds, bands reach from the lowest to the highest."""
+def draw_curves(axes: Axes, entries: Sequence[Entry], curve: Mapping[str, str]) -> None:
+    """A metric over rounds: lines are means over seeds, bands reach from the lowest to the highest."""
     for number, entry in enumerate(entries):
         colour, style = PALETTE[number % len(PALETTE)], ("-", "--", ":")[number // len(PALETTE) % 3]
-        band = entry["curves"][name]
+        if curve["name"] not in entry["curves"]:
+            continue
+        band = {key: np.array(values, dtype=np.float64) for key, values in entry["curves"][curve["name"]].items()}
         axes.plot(entry["rounds"], band["mean"], color=colour, ls=style, lw=1.6, label=entry["label"])
         if "low" in band:
             axes.fill_between(entry["rounds"], band["low"], band["high"], color=colour, alpha=0.16, lw=0)
-    axes.set(xlabel="round", ylabel=TITLES[name], ylim=(0, 100 if name != "effective" else None))
+    axes.set(xlabel="round", ylabel=curve["title"], ylim=(0, 100) if curve["unit"] == "%" else (None, None))
     axes.grid(alpha=0.25)
     axes.legend(frameon=False, fontsize=8, ncols=1 + len(entries) // 6)
 

@@ -62,7 +62,7 @@ def group_runs(runs: Iterable[StoredRun]) -> list[Group]:
         if not run.evaluated:
             continue
         seeds = found.setdefault(identity(run.table, without=("seed",)), {})
-        if run.seed not in seeds or len(seeds[run.seed].metrics) < len(run.metrics):
+        if run.seed not in seeds or len(seeds[run.seed].records) < len(run.records):
             seeds[run.seed] = run
     members = [[seeds[seed] for seed in sorted(seeds)] for seeds in found.values()]
     labels = _labels([group[0] for group in members])

@@ -65,14 +65,15 @@ function empty(id, text) {
   byId(id).replaceChildren(note);
 }
 
-const path = (xs, ys, x, y) => xs.map((v, i) => `${i ? "L" : "M"}${x(v).toFixed(1)} ${y(ys[i]).toFixed(1)}`).join("");
+const path = (xs, ys, x, y) => xs.map((v, i) => [v, ys[i]]).filter(([, value]) => value !== null)
+  .map(([v, value], i) => `${i ? "L" : "M"}${x(v).toFixed(1)} ${y(value).toFixed(1)}`).join("");
 const lastRound = () => Math.max(...DATA.groups.map((group) => group.rounds.at(-1)));
 
 // ---- curves over rounds, all methods shown ------------------------------------------------------------------------
 function drawCurves(id, top, unit) {
-  const groups = DATA.groups.map((group, g) => [group, g]).filter(([, g]) => shown[g]);
-  const ys = zoomed && id !== "effective" ? closeUp(groups.map(([group]) => group.curves[id].mean)) : [0, top];
-  const chart = frame(id, { xs: [0, lastRound()], ys, describe: `${id} over rounds` });
+  const groups = DATA.groups.map((group, g) => [group, g]).filter(([group, g]) => shown[g] && group.curves[id]);
+  const ys = unit && zoomed ? closeUp(groups.map(([group]) => group.curves[id].mean)) : top ? [0, top] : range(id);
+  const chart = frame(id, { xs: [0, lastRound()], ys, describe: `${id.replaceAll("_", " ")} over rounds` });
   const { svg, x, y } = chart;
   // Close up, the beginnings of the curves lie below the chart.
   add(add(svg, "clipPath", { id: `${id}-area` }), "rect", { x: 0, y: 0, width: chart.width, height: chart.bottom + 1 });
@@ -106,6 +107,12 @@ function drawCurves(id, top, unit) {
     tell(event, `round ${rows[0][3]}`, rows);
   };
   svg.onpointerleave = () => { mark.setAttribute("visibility", "hidden"); hush(); };
+}
+
+// The range of a metric that is not in per cent.
+function range(id) {
+  const values = DATA.groups.flatMap((group) => (group.curves[id] ? group.curves[id].mean : [])).filter((v) => v !== null);
+  return [Math.min(0, ...values), 1.05 * Math.max(0, ...values) || 1];
 }
 
 // The range that the second half of the curves needs, in steps of five.
@@ -286,12 +293,20 @@ function drawPriority(group, g) {
 
 // ---- controls -----------------------------------------------------------------------------------------------------------
 function drawShared() {
-  for (const id of ["accuracy", "worst", "lowest"]) drawCurves(id, 100, " %");
-  drawCurves("effective", 1.05 * Math.max(...DATA.groups.flatMap((group) => group.curves.effective.mean)), "");
+  for (const { name, unit } of DATA.metrics) drawCurves(name, unit ? 100 : null, unit ? " %" : "");
+  drawCurves("effective_clients", null, "");
   drawClients();
 }
 
 function draw() { drawShared(); drawPartition(); drawDetail(); }
+
+function makeCurves() {
+  for (const { name, title } of DATA.metrics) {
+    const figure = byId("curves").appendChild(document.createElement("figure"));
+    figure.appendChild(document.createElement("figcaption")).textContent = title[0].toUpperCase() + title.slice(1);
+    figure.appendChild(document.createElement("div")).id = name;
+  }
+}
 
 function makeKeys() {
   DATA.groups.forEach((group, g) => {
@@ -329,6 +344,7 @@ byId("zoom").onclick = () => {
   byId("zoom").setAttribute("aria-pressed", zoomed);
   drawShared();
 };
+makeCurves();
 makeKeys();
 makeChoice("method", DATA.groups.map((group) => group.label), drawDetail);
 makeChoice("federation", DATA.federations.map((federation) => federation.label), drawPartition);

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedsat.experiment.store import StoredRun
+from fedsat.metrics import COMPARED, Metric
 from fedsat.report.comparison import comparison
 from fedsat.report.groups import Group, common_settings
 
@@ -18,24 +19,22 @@ def run_table(run: StoredRun) -> Table:
     """What one run came to: the last round, the mean of the last ten, the best."""
     summary, names = run.summary, run.summary["class_names"]
     table = Table(title=f"{run.method}, {summary['rounds']} rounds", box=box.SIMPLE_HEAD)
-    for heading in ("", "accuracy %", "worst class %", "lowest client %"):
-        table.add_column(heading, justify="left" if not heading else "right")
+    shown = (*COMPARED, *run.own_metrics)
+    for heading in ("", *(each.heading for each in shown)):
+        table.add_column(Text(heading), justify="left" if not heading else "right")
     for model, quoted in _models(summary):
-        table.add_row(
-            f"last round{model}",
-            percent(quoted["test_accuracy"]),
-            Text(f"{percent(quoted['worst_recall'])} ({names[quoted['worst_class']]})"),
-            percent(quoted["lowest_client"]),
-        )
-        ten = quoted["last_ten"]
-        table.add_row(
-            f"mean of the last ten{model}",
-            *map(percent, (ten["test_accuracy"], ten["worst_recall"], ten["lowest_client"])),
-        )
+        last = {each.name: _written(each, quoted) for each in shown}
+        last["worst_class_recall"] += f" ({names[quoted['worst_class']]})"
+        table.add_row(f"last round{model}", *map(Text, last.values()))
+        table.add_row(f"mean of the last ten{model}", *(_written(each, quoted["last_ten"]) for each in shown))
         best = quoted["best"]
-        table.add_row(f"best round ({best['round']}){model}", percent(best["test_accuracy"]), "", "")
+        table.add_row(f"best round ({best['round']}){model}", percent(best["accuracy"]), *[""] * (len(shown) - 1))
     table.caption = f"{summary['seconds']:.1f} s, {traffic(summary)}{misfortunes(summary)}"
     return table
+
+
+def _written(metric: Metric, values: Mapping[str, Any]) -> str:
+    return metric.written(values[metric.name]) if values.get(metric.name) is not None else "–"
 
 
 def misfortunes(summary: Mapping[str, Any]) -> str:

@@ -23,7 +23,7 @@ from torch import Tensor
 from fedsat.algorithms import Algorithm, ClientWeights, Model, Server, Updates
 from fedsat.algorithms.base import client_updates
 from fedsat.errors import TrainingError
-from fedsat.metrics import Assessment, ClassCounts, ClientAccuracy
+from fedsat.metrics import ClassCounts, ClientAccuracy, Evaluation
 from fedsat.rounds.attacks import Attack
 from fedsat.rounds.local import TrainedRound
 from fedsat.rounds.refusal import Refused, refuse_reports, refuse_updates
@@ -53,7 +53,7 @@ class Engine(Protocol):
     def evaluate_workers(self, updates: Updates, workers: Indices) -> ClassCounts:
         """Evaluate each client's model on its workers' samples; `workers` has one row of nodes per client."""
 
-    def evaluate(self, models: Sequence[Model], client_accuracy: ClientAccuracy) -> list[Assessment]:
+    def evaluate(self, models: Sequence[Model], client_accuracy: ClientAccuracy) -> list[Evaluation]:
         """Evaluate global models on the test set and compute every client's accuracy."""
 
     def traffic(

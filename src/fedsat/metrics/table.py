@@ -1,0 +1,162 @@
+"""The table of metrics: what is computed from an evaluation, and how it is shown.
+
+Runs, comparisons, reports, figures and the page read this table. A metric of your own is a function of an `Evaluation`:
+
+    @fedsat.metric(label="AUPRC")
+    def auprc(evaluation):
+        return average_precision_score(np.eye(10)[evaluation.labels], evaluation.scores)
+
+    fedsat.run(metrics=[auprc])        # or metrics = ["mymodule:auprc"] in config.toml
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from fedsat.errors import DataError, UsageError
+from fedsat.metrics.evaluation import Evaluation
+from fedsat.options import import_object
+
+Unit = Literal["%", ""]
+Compute = Callable[[Evaluation], Any]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number, or one number per class, computed from an evaluation."""
+
+    name: str
+    """Its key in records and summaries."""
+    label: str
+    """The heading of its column in a table."""
+    compute: Compute | None = None
+    """None where only the description is known, as in a report about stored runs."""
+    title: str = ""
+    """What a chart is called; the label if empty."""
+    unit: Unit = "%"
+    """`%` for shares, which are shown times 100."""
+    higher_is_better: bool = True
+    compared: bool = False
+    """Whether it is a column of comparisons and a chart."""
+
+    @property
+    def heading(self) -> str:
+        """The label with its unit."""
+        return f"{self.label} {self.unit}".rstrip()
+
+    @property
+    def caption(self) -> str:
+        """The title of a chart with its unit."""
+        title = self.title or self.label
+        return f"{title}, {self.unit}" if self.unit else title
+
+    def __call__(self, evaluation: Evaluation) -> Any:
+        """Compute the metric."""
+        if self.compute is None:
+            raise UsageError(f"only the description of the metric {self.name} is known")
+        return self.compute(evaluation)
+
+    def written(self, value: float, digits: int = 1) -> str:
+        """A value as it is shown."""
+        return f"{100 * value:.{digits}f}" if self.unit == "%" else f"{value:.{digits + 2}f}"
+
+    def description(self) -> dict[str, Any]:
+        """What a report needs to know about it."""
+        return {
+            "name": self.name, "label": self.label, "unit": self.unit, "higher_is_better": self.higher_is_better,
+        }  # fmt: skip
+
+
+def metric(
+    *, label: str = "", unit: Unit = "%", higher_is_better: bool = True, compared: bool = True
+) -> Callable[[Compute], Metric]:
+    """Decorator that describes a metric function; without it, the label is the name and the value has no unit."""
+
+    def describe(compute: Compute) -> Metric:
+        name = getattr(compute, "__name__", "metric")
+        text = label or name.replace("_", " ")
+        return Metric(name, text, compute, unit=unit, higher_is_better=higher_is_better, compared=compared)
+
+    return describe
+
+
+def find_metrics(paths: Iterable[str]) -> tuple[Metric, ...]:
+    """Return the metrics that `module:name` paths point to."""
+    found: dict[str, Metric] = {}
+    for path in paths:
+        if ":" not in path:
+            raise UsageError(f"metrics has {path!r}; a metric of your own is written module:name")
+        given = import_object("metric", path)
+        if not isinstance(given, Metric):
+            if not callable(given):
+                raise UsageError(f"{path} cannot serve as metric: it is not a function")
+            given = metric(unit="")(given)
+        if given.name in METRICS or given.name in found:
+            raise UsageError(f"{path}: there is already a metric called {given.name}; give the function another name")
+        found[given.name] = given
+    return tuple(found.values())
+
+
+def metric_path(given: Any) -> Any:
+    """A metric given as an object, as the `module:name` that a configuration holds."""
+    function = given.compute if isinstance(given, Metric) else given
+    return f"{function.__module__}:{function.__qualname__}" if callable(function) else given
+
+
+def measure(evaluation: Evaluation, own: Iterable[Metric] = ()) -> dict[str, Any]:
+    """Compute every metric of the table and the user's own, as JSON can hold them: null for what is not defined."""
+    values = {each.name: _plain(each(evaluation)) for each in METRICS.values()}
+    for each in own:
+        value = each(evaluation)
+        if not isinstance(value, int | float | np.number | np.ndarray) or np.ndim(value) != 0:
+            raise UsageError(f"the metric {each.name} returned {value!r}; it must return a number")
+        values[each.name] = _plain(float(value))
+    return values
+
+
+def _plain(value: Any) -> Any:
+    if np.ndim(value) == 0:
+        return float(value) if np.isfinite(value) else None
+    return known(value)
+
+
+def known(values: Iterable[float]) -> list[float | None]:
+    """Numbers as JSON can hold them: null for those that are not defined."""
+    return [None if np.isnan(value) else float(value) for value in values]
+
+
+def _client_percentile(percent: float) -> Compute:
+    def compute(evaluation: Evaluation) -> float:
+        told = evaluation.client_accuracies[~np.isnan(evaluation.client_accuracies)]
+        if not len(told):
+            raise DataError("no client has a class of the test set, so client accuracies cannot be computed")
+        return float(np.percentile(told, percent))
+
+    return compute
+
+
+_TABLE: Sequence[Metric] = (
+    Metric("accuracy", "accuracy", lambda e: e.accuracy, compared=True),
+    Metric("balanced_accuracy", "balanced accuracy", lambda e: e.balanced_accuracy),
+    Metric("loss", "loss", lambda e: e.loss, unit="", higher_is_better=False),
+    Metric("recall", "recall", lambda e: e.recall, title="recall of each class"),
+    Metric(
+        "worst_class_recall", "worst class", lambda e: np.nanmin(e.recall), "recall of the worst class", compared=True
+    ),
+    Metric(
+        "worst_client_accuracy", "worst client", _client_percentile(0), "accuracy of the worst client", compared=True
+    ),
+    Metric("client_accuracy_p10", "10 % of clients", _client_percentile(10), "10th percentile of clients' accuracies"),
+    Metric("client_accuracy_median", "median client", _client_percentile(50), "median of clients' accuracies"),
+    Metric("client_accuracy_max", "best client", _client_percentile(100), "accuracy of the best client"),
+)
+
+METRICS = {each.name: each for each in _TABLE}
+"""The metrics of every run, by name. `recall` has one number per class, the others are single numbers."""
+
+COMPARED = tuple(each for each in _TABLE if each.compared)
+"""The metrics that tables and charts show for every run."""
