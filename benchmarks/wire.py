@@ -17,7 +17,7 @@ import numpy as np
 
 import fedsat
 from fedsat.algorithms import algorithms
-from fedsat.flower.loop import LoopGrid
+from fedsat.flower.in_process import InProcessNodes
 from fedsat.flower.server import prepare
 from fedsat.flower.terms import Terms
 
@@ -49,9 +49,9 @@ def play(folder: Path, model: str, method: str) -> dict[str, Any]:
     settings = {"clients": CLIENTS, "per_round": CALLED, "workers": WORKERS, "rounds": 2, "epochs": 1, "batch_size": 4}
     config = fedsat.configure(dataset=str(folder), partition="iid", model=model, algorithm=method, lr=1e-4, **settings)
     nodes = [{"dataset": str(folder), "partition-id": client} for client in range(CLIENTS)]
-    run = prepare(LoopGrid(*nodes), config, Terms())
-    run.play()
-    return run.play()
+    run = prepare(InProcessNodes(*nodes), config, Terms())
+    run.run_round()
+    return run.run_round()
 
 
 def per_client(line: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Nodes that hold the parts of a federation do what the sequential engine does with it, method by method."""
+"""A federation of nodes computes the same as the sequential engine, for every method."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedsat
 
 from fedsat.flower.server import prepare
 from fedsat.flower.terms import Terms
-from tests.support.loop_grid import LoopGrid
+from tests.support.faulty_nodes import FaultyNodes
 
 CLIENTS = 5
 
@@ -39,7 +39,7 @@ def nodes(folder: Path, clients: int = CLIENTS) -> list[dict[str, Any]]:
     return [{"dataset": str(folder), "partition-id": client, "num-partitions": clients} for client in range(clients)]
 
 
-def federate(grid: LoopGrid, config: Config, terms: Terms | None = None, out: Path | None = None) -> Run:
+def federate(grid: FaultyNodes, config: Config, terms: Terms | None = None, out: Path | None = None) -> Run:
     return train(prepare(grid, config, terms or Terms(timeout=60, wait=60), out))
 
 
@@ -65,32 +65,32 @@ def assert_same(left: Run, right: Run) -> None:
 def test_every_method_equals_the_sequential_engine(method: str, clouds: Path) -> None:
     table = settings(clouds, algorithm=method)
     alone = fedsat.run(**table)
-    together = federate(LoopGrid(*nodes(clouds)), fedsat.configure(**table))
+    together = federate(FaultyNodes(*nodes(clouds)), fedsat.configure(**table))
     assert_same(together, alone)
     assert not any(line.left_out for line in together.records)
 
 
-def test_batchnorm_and_features_cross_the_wire(tmp_path: Path) -> None:
+def test_batchnorm_and_features(tmp_path: Path) -> None:
     write(tmp_path, tiny_dataset(60, (3, 8, 8)))
     table = settings(tmp_path, algorithm="moon", model={"name": "resnet8", "width": 2}, epochs=1)
-    assert_same(federate(LoopGrid(*nodes(tmp_path)), fedsat.configure(**table)), fedsat.run(**table))
+    assert_same(federate(FaultyNodes(*nodes(tmp_path)), fedsat.configure(**table)), fedsat.run(**table))
 
 
 def test_the_averaged_model(clouds: Path) -> None:
     table = settings(clouds, algorithm="fedsat", average=0.8)
     alone = fedsat.run(**table)
-    together = federate(LoopGrid(*nodes(clouds)), fedsat.configure(**table))
+    together = federate(FaultyNodes(*nodes(clouds)), fedsat.configure(**table))
     for line, other in zip(together.records, alone.records, strict=True):
         assert line.models["averaged"]["recall"] == pytest.approx(other.models["averaged"]["recall"], rel=1e-5)
 
 
-def test_own_accuracies(clouds: Path) -> None:
+def test_local_accuracies(clouds: Path) -> None:
     table = settings(clouds, algorithm="feddyn", client_accuracy="local")
-    assert_same(federate(LoopGrid(*nodes(clouds)), fedsat.configure(**table)), fedsat.run(**table))
+    assert_same(federate(FaultyNodes(*nodes(clouds)), fedsat.configure(**table)), fedsat.run(**table))
 
 
-def test_folders_of_nodes_equal_the_federation_that_they_make_up(clouds: Path, tmp_path: Path) -> None:
-    """Nodes with folders of their own, some lacking classes, and the server with the test set."""
+def test_folders_on_nodes_equal_the_same_federation_in_one_process(clouds: Path, tmp_path: Path) -> None:
+    """Each node has a folder, in which classes may be missing; the server has the test set."""
     table = settings(clouds, algorithm="fedsat", partition={"name": "lsmc", "classes_per_client": 2})
     federation = fedsat.prepare(fedsat.configure(**table)).setup.federation
     assert federation is not None
@@ -100,28 +100,28 @@ def test_folders_of_nodes_equal_the_federation_that_they_make_up(clouds: Path, t
         folders.append(tmp_path / f"{client}")
         train = Split(whole.train.images[part], whole.train.labels[part])
         write(folders[-1], replace(whole, train=train, lacking=True))
-    grid = LoopGrid(*({"folder": str(folder), "partition-id": k} for k, folder in enumerate(folders)))
+    grid = FaultyNodes(*({"folder": str(folder), "partition-id": k} for k, folder in enumerate(folders)))
     assert_same(federate(grid, fedsat.configure(**table)), fedsat.run(**table))
 
 
 def test_a_server_without_data(clouds: Path, tmp_path: Path) -> None:
-    """Folders on the nodes, nothing on the server: samples are held out, and counted together."""
+    """The server has no data; the model is tested on the samples that nodes hold out."""
     dataset = tiny_dataset(120)
     for client in range(4):
         part = Split(dataset.train.images[client::4], dataset.train.labels[client::4])
         write(tmp_path / f"{client}", replace(dataset, train=part))
-    grid = LoopGrid(*({"folder": str(tmp_path / f"{client}")} for client in range(4)))
+    grid = FaultyNodes(*({"folder": str(tmp_path / f"{client}")} for client in range(4)))
     config = fedsat.configure(
         clients=4, per_round=3, rounds=3, epochs=2, lr=0.05, dataset="nowhere", algorithm="fedsat"
     )
-    with pytest.raises(fedsat.UsageError, match="name them"):
+    with pytest.raises(fedsat.UsageError, match="set class_names"):
         federate(grid, config, Terms(wait=1, test="nodes"))
     run = federate(grid, config, Terms(timeout=60, wait=60, test="nodes", class_names="a,b,c"))
     assert run.state.evaluation is not None
     assert run.state.evaluation.confusion.sum() == 4 * len(dataset.test)  # every node has a copy of the test set
     assert run.summary["accuracy"] > 0.8
     assert run.state.evaluation.client_accuracies == pytest.approx([run.summary["accuracy"]] * 4)
-    # All nodes normalise alike, by what their samples are together.
+    # All nodes normalise with the mean and standard deviation of all samples.
     spec = json.loads(str(grid.last["train"].content.config_records["fedsat"]["run"]))
     assert spec["mean"] == pytest.approx(dataset.mean)
     assert spec["std"] == pytest.approx(dataset.std)
@@ -136,24 +136,22 @@ def test_held_out_samples_of_a_partition(clouds: Path) -> None:
         "partition": "iid",
         "rounds": 1,
     }
-    grid = LoopGrid(*({"partition-id": client} for client in range(CLIENTS)))
+    grid = FaultyNodes(*({"partition-id": client} for client in range(CLIENTS)))
     run = federate(grid, fedsat.configure(**table), Terms(timeout=30, wait=5, test="nodes"))
     assert run.state.evaluation is not None
     assert run.state.evaluation.confusion.sum() == pytest.approx(6000 / 6, rel=0.02)
 
 
-def test_the_files_are_those_of_a_run(clouds: Path, tmp_path: Path) -> None:
+def test_files_equal_those_of_a_simulation(clouds: Path, tmp_path: Path) -> None:
     config = fedsat.configure(**settings(clouds, algorithm="fedsat", checkpoint_every=0))
-    federate(LoopGrid(*nodes(clouds)), config, out=tmp_path / "nodes")
+    federate(FaultyNodes(*nodes(clouds)), config, out=tmp_path / "nodes")
     train(fedsat.prepare(config, tmp_path / "alone"))
     mine, other = ({path.name for path in (tmp_path / name).iterdir()} for name in ("nodes", "alone"))
-    assert mine == other - {CHECKPOINTS} | {
-        ON_NODES
-    }  # the clients' states are on the nodes: the server alone could not go on
+    assert mine == other - {CHECKPOINTS} | {ON_NODES}  # no checkpoints, since the clients' states are on the nodes
     stored = StoredRun.read(tmp_path / "nodes")
     assert stored.summary["status"] == "completed"
     assert identity(stored.table) == identity(config.table())
-    # Bytes are measured: what the method's table says, and some per cent of names and headers.
+    # Measured bytes exceed the computed ones by a few per cent for names and headers.
     wanted = StoredRun.read(tmp_path / "alone").records
     for line, planned in zip(stored.records, wanted, strict=True):
         for key in ("bytes_down", "bytes_up", "bytes_workers"):
@@ -161,14 +159,16 @@ def test_the_files_are_those_of_a_run(clouds: Path, tmp_path: Path) -> None:
         assert 0 < (line.bytes_evaluate or 0) < line.bytes_up
 
 
-def test_a_run_of_nodes_is_never_taken_up_as_a_simulation(clouds: Path, tmp_path: Path) -> None:
-    run = prepare(LoopGrid(*nodes(clouds)), fedsat.configure(**settings(clouds)), Terms(timeout=60, wait=60), tmp_path)
+def test_a_run_on_nodes_cannot_be_resumed_as_a_simulation(clouds: Path, tmp_path: Path) -> None:
+    run = prepare(
+        FaultyNodes(*nodes(clouds)), fedsat.configure(**settings(clouds)), Terms(timeout=60, wait=60), tmp_path
+    )
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    with pytest.raises(fedsat.UsageError, match=r"is played by real nodes, .* it cannot be taken up"):
+    with pytest.raises(fedsat.UsageError, match=r"was run on real nodes, .* cannot be resumed"):
         fedsat.resume(tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
     train(run)
-    with pytest.raises(fedsat.UsageError, match="is played by real nodes"):
+    with pytest.raises(fedsat.UsageError, match=r"was run on real nodes, .* cannot be resumed"):
         fedsat.resume(tmp_path, rounds=9)
 
 

@@ -1,4 +1,4 @@
-"""Nodes that fail, lie or come and go: the round goes on with the others, and the record names them."""
+"""Nodes that fail, lie, leave or join: the round continues with the others, and the record names them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from fedsat.experiment.folder import read_records, read_summary
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedsat[flower]'")
 
-from flwr.app import Array, ArrayRecord, Message
+from flwr.app import Array, ArrayRecord, RecordDict
 
 from fedsat.flower.server import prepare
 from fedsat.flower.terms import Terms
-from tests.support.loop_grid import Fault, LoopGrid
+from fedsat.flower.transport import Request
+from tests.support.faulty_nodes import Fault, FaultyNodes
 
 CLIENTS = 4
 QUICK = Terms(timeout=0.3, wait=0.3, retries=1)
@@ -37,15 +38,15 @@ def share(folder: Path, client: int) -> dict[str, Any]:
     return {"dataset": str(folder), "partition-id": client}
 
 
-def grid_of(folder: Path, clients: int = CLIENTS) -> LoopGrid:
-    return LoopGrid(*(share(folder, client) for client in range(clients)))
+def grid_of(folder: Path, clients: int = CLIENTS) -> FaultyNodes:
+    return FaultyNodes(*(share(folder, client) for client in range(clients)))
 
 
-def node_of(grid: LoopGrid, client: int) -> int:
+def node_of(grid: FaultyNodes, client: int) -> int:
     return next(node for node, context in grid.contexts.items() if context.node_config["partition-id"] == client)
 
 
-def play(grid: LoopGrid, config: fedsat.Config, terms: Terms = QUICK, out: Path | None = None) -> Run:
+def play(grid: FaultyNodes, config: fedsat.Config, terms: Terms = QUICK, out: Path | None = None) -> Run:
     return train(prepare(grid, config, terms, out))
 
 
@@ -54,21 +55,21 @@ def notes(run: Run, round_number: int) -> dict[int, str]:
 
 
 def only_for(kind: str, fault: Fault) -> Fault:
-    """The fault, in answers to one type of message only."""
-    return lambda asked, answer: fault(asked, answer) if asked.metadata.message_type == kind else answer
+    """Restrict a fault to one type of message."""
+    return lambda request, reply: fault(request, reply) if request.kind == kind else reply
 
 
-def silent(asked: Message, answer: Message) -> None:
+def silent(request: Request, reply: RecordDict) -> None:
     return None
 
 
 def changed(record: str, change: Any) -> Fault:
-    """An answer of which one record of arrays is changed."""
+    """Return a fault that changes one record of arrays."""
 
-    def fault(asked: Message, answer: Message) -> Message:
-        arrays = {name: array.numpy() for name, array in answer.content.array_records[record].items()}
-        answer.content[record] = ArrayRecord({name: Array(array) for name, array in change(arrays).items()})
-        return answer
+    def fault(request: Request, reply: RecordDict) -> RecordDict:
+        arrays = {name: array.numpy() for name, array in reply.array_records[record].items()}
+        reply[record] = ArrayRecord({name: Array(array) for name, array in change(arrays).items()})
+        return reply
 
     return fault
 
@@ -84,7 +85,7 @@ BAD_UPDATES = {
     "is torch.float64": lambda arrays: first(arrays, lambda a: a.astype(np.float64)),
     "'stranger' is unknown": lambda arrays: {**arrays, "stranger": np.zeros(3, np.float32)},
     "is missing": lambda arrays: dict(list(arrays.items())[1:]),
-    "an array cannot be read": lambda arrays: first(arrays, lambda a: np.array(["text"])),
+    "cannot read an array": lambda arrays: first(arrays, lambda a: np.array(["text"])),
 }
 
 
@@ -97,11 +98,11 @@ def test_bad_updates_are_refused_and_named(why: str, clouds: Path) -> None:
         assert 2 not in line.clients
         assert len(line.clients) == 3
         assert why in notes(run, line.round)[2]
-    # What is left is the round of the other three, as if client 2 had not been called.
+    # The round is that of the other three clients, as if client 2 had not been sampled.
     assert all(bool(torch.isfinite(tensor).all()) for tensor in run.model.params.values())
 
 
-def test_uploads_are_checked_as_well(clouds: Path) -> None:
+def test_uploads_are_checked(clouds: Path) -> None:
     grid = grid_of(clouds)
     nan = changed("uploads/control_change", BAD_UPDATES["is not finite"])
     grid.faults[node_of(grid, 1)] = only_for("train", nan)
@@ -110,133 +111,133 @@ def test_uploads_are_checked_as_well(clouds: Path) -> None:
     assert 1 not in run.records[-1].clients
 
 
-def test_a_silent_node_costs_no_more_than_twice_the_others(clouds: Path) -> None:
+def test_a_silent_node_gets_at_most_twice_the_time_of_the_others(clouds: Path) -> None:
     grid = grid_of(clouds)
-    grid.faults[node_of(grid, 0)] = lambda asked, answer: answer if asked.metadata.group_id == "0" else None
+    grid.faults[node_of(grid, 0)] = lambda request, reply: reply if request.round == 0 else None
     run = play(grid, configure(clouds), Terms(timeout=2.0, wait=1.0))
     assert run.records[0].seconds["train"] > 2
     assert run.records[1].seconds["train"] < 2
-    assert all("no answer in" in notes(run, number)[0] for number in (1, 2, 3))
+    assert all("no reply in" in notes(run, number)[0] for number in (1, 2, 3))
 
 
-def test_an_error_on_a_node_is_told_in_its_own_words(clouds: Path, tmp_path: Path) -> None:
+def test_the_error_of_a_node_is_recorded(clouds: Path, tmp_path: Path) -> None:
     grid = grid_of(clouds)
     node = node_of(grid, 3)
 
-    def vanish(asked: Message, answer: Message) -> Message:
-        if asked.metadata.message_type == "query.hello":
+    def vanish(request: Request, reply: RecordDict) -> RecordDict:
+        if request.kind == "query.hello":
             grid.contexts[node].node_config["dataset"] = str(tmp_path / "gone")
-        return answer
+        return reply
 
     grid.faults[node] = vanish
     run = play(grid, configure(clouds))
     assert notes(run, 1)[3] == f"there is no folder {tmp_path / 'gone'}"
 
 
-def test_state_stays_on_the_node_and_only_used_rounds_count(clouds: Path) -> None:
-    """A client whose update is refused goes on from the state of its last used round: the run equals one without it."""
+def test_state_stays_on_the_node_and_only_used_updates_change_it(clouds: Path) -> None:
+    """A client whose update was not used continues from its last used state, so the run is the same."""
     config = configure(clouds, algorithm="scaffold", rounds=4)
     alone = play(grid_of(clouds), config)
     assert all(state.keys() == {"used"} for state in alone.training.states.values())
 
     grid, rounds = grid_of(clouds), []
 
-    def second_time_silent(asked: Message, answer: Message) -> Message | None:
-        rounds.append(asked.content.config_records["fedsat"]["round"])
-        return None if len(rounds) == 2 else answer
+    def second_time_silent(request: Request, reply: RecordDict) -> RecordDict | None:
+        rounds.append(request.content.config_records["fedsat"]["round"])
+        return None if len(rounds) == 2 else reply
 
     grid.faults[node_of(grid, 1)] = only_for("train", second_time_silent)
-    # Only client 1 is missing in round 2, but all are needed: the round is tried again, and from the same state.
+    # Client 1 is missing in round 2, but all clients are needed: the round is retried from the same state.
     retried = play(grid, config, Terms(timeout=0.3, wait=0.3, min_fraction=1.0))
     assert rounds == [1, 2, 2, 3, 4]
     for name, tensor in alone.model.params.items():
         assert torch.equal(tensor, retried.model.params[name])
 
 
-def test_a_round_that_too_few_answer_stops_the_run_with_the_last_good_model(clouds: Path, tmp_path: Path) -> None:
+def test_a_round_with_too_few_responses_stops_the_run_with_the_last_good_model(clouds: Path, tmp_path: Path) -> None:
     grid, config = grid_of(clouds), configure(clouds)
     run = prepare(grid, config, Terms(timeout=0.2, wait=0.3, retries=2, min_fraction=0.75), tmp_path / "out")
-    run.play()
+    run.run_round()
     good = {name: tensor.clone() for name, tensor in run.model.params.items()}
     for client in (0, 1):
         grid.faults[node_of(grid, client)] = silent
-    with pytest.raises(TrainingError, match="round 2: 2 of 4 called clients answered, 3 are needed"):
+    with pytest.raises(TrainingError, match="round 2: 2 of 4 sampled clients responded, but 3 are needed"):
         train(run)
-    asked = [node for node, kind in grid.asked if kind == "train"]
-    assert asked.count(node_of(grid, 0)) == 1 + 3  # round 1, round 2, and two more tries
-    assert asked.count(node_of(grid, 3)) == 2  # who answered is not asked again
+    trained = [node for node, kind in grid.requests if kind == "train"]
+    assert trained.count(node_of(grid, 0)) == 1 + 3  # round 1, round 2, and two retries
+    assert trained.count(node_of(grid, 3)) == 2  # a client that responded is not asked again
     assert read_summary(tmp_path / "out")["status"] == "failed"
     assert len(read_records(tmp_path / "out")) == 1
     saved = load_file(tmp_path / "out" / "model.safetensors")
     assert all(torch.equal(saved[name], good[name]) for name in good)
 
 
-def test_a_node_leaves_and_another_comes_in_its_name(clouds: Path) -> None:
+def test_a_node_leaves_and_another_replaces_it(clouds: Path) -> None:
     grid = grid_of(clouds)
     run = prepare(grid, configure(clouds, algorithm="scaffold", rounds=4), QUICK)
-    run.play()
+    run.run_round()
     grid.leave(node_of(grid, 2))
-    run.play()
+    run.run_round()
     grid.join(share(clouds, 2))
     train(run)
     assert [2 in line.clients for line in run.records] == [True, False, True, True]
     assert "not connected" in notes(run, 2)[2]
-    told = [one["why"] for one in run.records[2].left_out]
-    assert any("it is back, as node" in why for why in told)
-    assert "it has lost its state and began anew" in told
+    reasons = [one["why"] for one in run.records[2].left_out]
+    assert any("it is back, as node" in why for why in reasons)
+    assert "it lost its state and started with a new one" in reasons
 
 
-def test_a_node_may_join_late_and_two_cannot_be_the_same(clouds: Path) -> None:
-    grid = LoopGrid(*(share(clouds, client) for client in (0, 1, 2)))
+def test_a_node_may_join_late_but_not_as_an_existing_client(clouds: Path) -> None:
+    grid = FaultyNodes(*(share(clouds, client) for client in (0, 1, 2)))
     twin = grid.join(share(clouds, 0))
     run = prepare(grid, configure(clouds), QUICK)
-    run.play()
+    run.run_round()
     grid.join(share(clouds, 3))
-    run.play()
+    run.run_round()
     assert [sorted(line.clients) for line in run.records] == [[0, 1, 2], [0, 1, 2, 3]]
-    assert (twin, "train") not in grid.asked
+    assert (twin, "train") not in grid.requests
 
 
-def test_too_few_nodes_to_begin(clouds: Path, tmp_path: Path) -> None:
-    grid = LoopGrid(share(clouds, 0), {"folder": str(tmp_path / "nowhere")}, {"partition-id": 7})
-    with pytest.raises(FedsatError, match=r"1 of 4 nodes came in 0.3 s, 2 are needed to begin; node \d+ cannot"):
+def test_too_few_nodes_to_start(clouds: Path, tmp_path: Path) -> None:
+    grid = FaultyNodes(share(clouds, 0), {"folder": str(tmp_path / "nowhere")}, {"partition-id": 7})
+    with pytest.raises(FedsatError, match=r"1 of 4 nodes joined within 0.3 s, but 2 are needed .*; node \d+ cannot"):
         prepare(grid, configure(clouds), QUICK)
 
 
 WRONG_COUNTS = {
-    "negative": lambda c: c - 1000,
-    "more samples of a class are right": lambda c: np.stack([c[0], c[1] + c[0].sum(), c[2]]),
+    "is negative or too large": lambda c: c - 1000,
+    "more correct predictions of a class": lambda c: np.stack([c[0], c[1] + c[0].sum(), c[2]]),
     "predictions for": lambda c: np.stack([c[0] + 1, c[1], c[2]]),
     "int64 [3, 2], not": lambda c: c[:, :2],
     "float64": lambda c: c.astype(np.float64),
-    "not a single sample": lambda c: c * 0,
-    "beyond all samples": lambda c: c + 2**50,
+    "no samples": lambda c: c * 0,
+    "a value is negative or too large": lambda c: c + 2**50,
 }
 
 
 @pytest.mark.parametrize("why", WRONG_COUNTS)
-def test_wrong_counts_leave_a_worker_out(why: str, clouds: Path) -> None:
+def test_a_worker_with_wrong_counts_is_left_out(why: str, clouds: Path) -> None:
     config = configure(clouds, algorithm="fedsat", clients=5, per_round=3, rounds=1)
     honest = play(grid_of(clouds, 5), config)
     worker = next(client for client in range(5) if client not in honest.records[0].clients)
     grid = grid_of(clouds, 5)
     lie = changed("counts", lambda arrays: first(arrays, WRONG_COUNTS[why]))
-    grid.faults[node_of(grid, worker)] = only_for("evaluate.measure", lie)
+    grid.faults[node_of(grid, worker)] = only_for("evaluate.worker", lie)
     run = play(grid, config)
     assert why in notes(run, 1)[worker]
-    # The clients' weights come from the workers that are left.
+    # The clients' weights come from the remaining workers.
     assert sorted(run.records[0].clients) == sorted(honest.records[0].clients)
     assert sum(run.records[0].weights) == pytest.approx(1)
     assert run.records[0].client_scores != honest.records[0].client_scores
 
 
 @pytest.mark.parametrize("change", [lambda arrays: {}, lambda arrays: {"x": next(iter(arrays.values()))}])
-def test_counts_of_others_than_asked_about_leave_a_worker_out(change: Any, clouds: Path) -> None:
+def test_a_worker_with_counts_of_other_clients_is_left_out(change: Any, clouds: Path) -> None:
     config = configure(clouds, algorithm="fedsat", clients=5, per_round=3, rounds=1)
     worker = next(client for client in range(5) if client not in play(grid_of(clouds, 5), config).records[0].clients)
     grid = grid_of(clouds, 5)
-    grid.faults[node_of(grid, worker)] = only_for("evaluate.measure", changed("counts", change))
-    assert "not of the clients that it was asked about" in notes(play(grid, config), 1)[worker]
+    grid.faults[node_of(grid, worker)] = only_for("evaluate.worker", changed("counts", change))
+    assert "not those of the requested clients" in notes(play(grid, config), 1)[worker]
 
 
 def test_a_client_whose_own_counts_are_wrong_is_left_out(clouds: Path) -> None:
@@ -244,38 +245,38 @@ def test_a_client_whose_own_counts_are_wrong_is_left_out(clouds: Path) -> None:
     lie = changed("counts", lambda arrays: first(arrays, lambda c: c * 2))
     grid.faults[node_of(grid, 1)] = only_for("train", lie)
     run = play(grid, configure(clouds, algorithm="fedsat", rounds=1))
-    assert "samples, but it has" in notes(run, 1)[1]
+    assert "samples, but it trained on" in notes(run, 1)[1]
     assert 1 not in run.records[0].clients
 
 
-def test_a_vanished_worker_adds_nothing(clouds: Path) -> None:
+def test_silent_workers_contribute_nothing(clouds: Path) -> None:
     config = configure(clouds, algorithm="fedsat", clients=5, per_round=3, rounds=1)
     grid = grid_of(clouds, 5)
     for client in range(5):
-        grid.faults[node_of(grid, client)] = only_for("evaluate.measure", silent)
+        grid.faults[node_of(grid, client)] = only_for("evaluate.worker", silent)
     run = play(grid, config)
     sampled = run.records[0].clients
     assert len(sampled) == 3
     assert notes(run, 1).keys() == set(range(5)) - set(sampled)
 
 
-@pytest.mark.parametrize("missing", [False, True], ids=["all answer", "one worker vanishes"])
-def test_sums_are_as_good_as_single_counts_and_hide_them(clouds: Path, missing: bool) -> None:
+@pytest.mark.parametrize("missing", [False, True], ids=["all respond", "one worker is silent"])
+def test_sums_give_the_same_weights_and_hide_single_counts(clouds: Path, missing: bool) -> None:
     skewed = {"name": "ls", "beta": 0.3}
     config = configure(clouds, algorithm="fedsat", clients=6, per_round=2, workers=4, rounds=2, partition=skewed)
     grid, sent = grid_of(clouds, 6), []
 
-    def listen(asked: Message, answer: Message) -> Message:
-        sent.extend(array.numpy() for array in answer.content.array_records["counts"].values())
-        return answer
+    def listen(request: Request, reply: RecordDict) -> RecordDict:
+        sent.extend(array.numpy() for array in reply.array_records["counts"].values())
+        return reply
 
     for node in grid.contexts:
-        grid.faults[node] = only_for("evaluate.measure", listen)
+        grid.faults[node] = only_for("evaluate.worker", listen)
     gone = next(k for k in range(6) if k not in play(grid_of(clouds, 6), config).records[0].clients)
     if missing:
-        grid.faults[node_of(grid, gone)] = only_for("evaluate.measure", silent)
+        grid.faults[node_of(grid, gone)] = only_for("evaluate.worker", silent)
     hidden = play(grid, config, Terms(timeout=0.3, wait=0.3, worker_counts="sums"))
-    # No report alone can be read: honest counts are below the number of samples, masked ones almost never are.
+    # Single reports are unreadable: true counts are below the number of samples, masked ones almost never are.
     assert np.mean([np.abs(counts.astype(np.float64)).min() > 10**9 for counts in sent]) > 0.9
     if not missing:
         open_ = play(grid_of(clouds, 6), config)
@@ -286,28 +287,28 @@ def test_sums_are_as_good_as_single_counts_and_hide_them(clouds: Path, missing: 
         assert sum(hidden.records[-1].weights) == pytest.approx(1)
 
 
-def test_sums_of_one_are_refused(clouds: Path) -> None:
-    with pytest.raises(fedsat.UsageError, match="each client's only worker is itself"):
+def test_sums_are_refused_without_other_workers(clouds: Path) -> None:
+    with pytest.raises(fedsat.UsageError, match="each client is its only worker"):
         prepare(grid_of(clouds), configure(clouds, algorithm="fedsat"), Terms(wait=0.3, worker_counts="sums"))
 
 
-def test_weights_that_need_each_report_cannot_do_with_sums(clouds: Path) -> None:
+def test_sums_are_refused_if_the_weighting_needs_single_reports(clouds: Path) -> None:
     config = configure(clouds, algorithm="fedsat", clients=6, per_round=2, statistics="median")
-    with pytest.raises(fedsat.UsageError, match="look at workers' reports one by one"):
+    with pytest.raises(fedsat.UsageError, match="needs the reports of single workers"):
         prepare(grid_of(clouds, 6), config, Terms(wait=0.3, worker_counts="sums"))
 
 
-def test_wrong_sums_stop_the_run_and_name_the_set(clouds: Path) -> None:
+def test_impossible_sums_stop_the_run_and_name_the_client(clouds: Path) -> None:
     config = configure(clouds, algorithm="fedsat", clients=6, per_round=2, workers=4, rounds=1)
     grid = grid_of(clouds, 6)
     lie = changed("counts", lambda arrays: first(arrays, lambda c: c + np.array([[1], [0], [0]])))
     for node in grid.contexts:
-        grid.faults[node] = only_for("evaluate.measure", lie)
+        grid.faults[node] = only_for("evaluate.worker", lie)
     with pytest.raises(TrainingError, match=r"round 1, workers of client \d: counts"):
         play(grid, config, Terms(timeout=0.3, wait=0.3, worker_counts="sums"))
 
 
-def test_accuracies_out_of_range_are_left_out(clouds: Path) -> None:
+def test_accuracies_out_of_range_are_ignored(clouds: Path) -> None:
     grid = grid_of(clouds)
     lie = changed("results", lambda arrays: {"accuracy": arrays["accuracy"] + 1})
     grid.faults[node_of(grid, 0)] = only_for("evaluate", lie)

@@ -1,4 +1,4 @@
-"""Messages survive the wire, and what is not one of them is refused; the parts of which they are made, by hand."""
+"""Messages can be sent and read back, and broken ones are refused. Masks, memory and moments by hand."""
 
 from __future__ import annotations
 
@@ -15,26 +15,28 @@ from fedsat.algorithms import Model
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedsat[flower]'")
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 
 from fedsat.flower import masks
+from fedsat.flower.client import handle
 from fedsat.flower.memory import Memory
 from fedsat.flower.messages import (
-    Card,
     Evaluate,
     Evaluated,
+    EvaluateWorker,
     Hello,
-    Measure,
-    Measured,
+    NodeInfo,
     RunSpec,
     Train,
     Trained,
+    WorkerCounts,
 )
 from fedsat.flower.node_data import federation_of, load_share
 from fedsat.flower.records import Message, MessageError, size
 from fedsat.flower.server import pooled_moments, read_run_config
 from fedsat.flower.terms import Terms
+from fedsat.flower.transport import readable_reason
 
 RUN = RunSpec({"lr": 0.1, "algorithm": {"name": "fedavg"}}, ("cat", "dog"), False, (0.1 + 0.2,), (1 / 3,))
 MODEL = Model({"w": torch.randn(2, 3), "b": torch.zeros(3)}, {"seen": torch.tensor(7)})
@@ -42,11 +44,11 @@ STATE = {"direction": {"w": torch.ones(2, 3)}}
 COUNTS = torch.tensor([[3, 1], [2, 1], [2, 2]])
 MESSAGES: list[Message] = [
     Hello(RUN),
-    Card(3, (1, 28, 28), "ab" * 32, {"samples": torch.tensor(5), "mean": torch.zeros(1)}),
+    NodeInfo(3, (1, 28, 28), "ab" * 32, {"samples": torch.tensor(5), "mean": torch.zeros(1)}),
     Train(RUN, 2, 5, 3, MODEL, STATE, True),
     Trained(MODEL, STATE, 10, 20, 3.5, False, {"counts": COUNTS}),
-    Measure(RUN, 1, {0: MODEL, 4: MODEL}, "nonce", {0: {1: "aa", 2: "bb"}}),
-    Measured({"0": COUNTS, "4": COUNTS}),
+    EvaluateWorker(RUN, 1, {0: MODEL, 4: MODEL}, "nonce", {0: {1: "aa", 2: "bb"}}),
+    WorkerCounts({"0": COUNTS, "4": COUNTS}),
     Evaluate(RUN, 1, "held-out", [MODEL] * 11),
     Evaluate(RUN, 1, "expected", [], {"recalls": torch.tensor([[0.5, torch.nan]])}),
     Evaluated({"accuracy": torch.tensor([0.25])}),
@@ -54,7 +56,7 @@ MESSAGES: list[Message] = [
 
 
 def plain(value: Any) -> Any:
-    """A message as plain values that can be compared."""
+    """Return a message as plain values that can be compared."""
     if isinstance(value, torch.Tensor):
         return (str(value.dtype), value.nan_to_num(-1).tolist())
     if isinstance(value, dict):
@@ -65,13 +67,13 @@ def plain(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message.name)
-def test_messages_survive_the_wire(message: Message) -> None:
+def test_messages_can_be_sent_and_read_back(message: Message) -> None:
     sent = recorddict_from_proto(recorddict_to_proto(message.pack()))
     assert plain(type(message).unpack(sent)) == plain(message)
     assert size(sent) == size(message.pack()) > 0
 
 
-def test_trees_that_messages_share_are_packed_once() -> None:
+def test_trees_shared_by_messages_are_packed_once() -> None:
     packed: dict[int, ArrayRecord] = {}
     first, second = (Train(RUN, client, 1, 0, MODEL, {}, False).pack(packed) for client in (0, 1))
     assert first["model:params"] is second["model:params"]
@@ -79,12 +81,12 @@ def test_trees_that_messages_share_are_packed_once() -> None:
 
 def test_other_versions_and_other_messages_are_refused() -> None:
     records = Hello(RUN).pack()
-    with pytest.raises(MessageError, match="not the message 'card'"):
-        Card.unpack(records)
+    with pytest.raises(MessageError, match="not a 'node_info' message"):
+        NodeInfo.unpack(records)
     records.config_records["fedsat"]["version"] = 99
-    with pytest.raises(MessageError, match="version 99 of the messages; this side speaks version 1"):
+    with pytest.raises(MessageError, match="message version 99, expected 2; install the same version"):
         Hello.unpack(records)
-    with pytest.raises(MessageError, match="not the message"):
+    with pytest.raises(MessageError, match="not a 'hello' message"):
         Hello.unpack(RecordDict())
 
 
@@ -95,8 +97,8 @@ scalars = st.one_of(
 
 @given(st.data())
 @settings(max_examples=150, deadline=None)
-def test_broken_messages_are_refused_and_never_more(data: st.DataObject) -> None:
-    """Any part of any message replaced by anything: read as a message, or refused by a `MessageError`."""
+def test_broken_messages_raise_only_message_errors(data: st.DataObject) -> None:
+    """With any part replaced by junk, a message is read or refused with a `MessageError`."""
     message = data.draw(st.sampled_from(MESSAGES))
     records = message.pack()
     name = data.draw(st.sampled_from(sorted(records)))
@@ -118,6 +120,24 @@ def test_broken_messages_are_refused_and_never_more(data: st.DataObject) -> None
     assert isinstance(read, type(message))
 
 
+@pytest.mark.parametrize(
+    ("reason", "readable"),
+    [
+        ("<class 'fedsat.errors.DataError'>:<'there is no folder x'>", "there is no folder x"),
+        ("<class 'RuntimeError'>:<'two\nlines'>", "RuntimeError: two\nlines"),
+        ("node unavailable", "node unavailable"),
+        (None, "an error without a reason"),
+    ],
+)
+def test_errors_that_flower_reports(reason: str | None, readable: str) -> None:
+    assert readable_reason(reason) == readable
+
+
+def test_unknown_message_types_are_refused() -> None:
+    with pytest.raises(MessageError, match="unknown message type"):
+        handle("evaluate.measure", RecordDict(), Context(0, 1, {}, RecordDict(), {}))
+
+
 def test_masks_cancel_in_the_sum_and_only_there() -> None:
     secrets = {worker: masks.new_secret() for worker in (0, 3, 7)}
     keys = {worker: masks.public_key(secret) for worker, secret in secrets.items()}
@@ -131,45 +151,45 @@ def test_masks_cancel_in_the_sum_and_only_there() -> None:
     assert masks.unmasked_sum(reports.values()).tolist() == [[10, 6], [3, 3], [15, 0]]
     for worker, sent in reports.items():
         assert not (sent == counts[worker]).any()
-        assert not (sent == report(worker, "round 2")).any()  # masks never serve twice
+        assert not (sent == report(worker, "round 2")).any()  # no mask is used twice
     missing = masks.unmasked_sum([reports[0], reports[3]])
     assert not (missing == counts[0] + counts[3]).any()
 
 
-def test_memory_goes_on_from_the_round_that_was_used() -> None:
+def test_memory_continues_from_the_last_used_round() -> None:
     records = RecordDict()
     state = {number: {"v": {"w": torch.full((1, 2), float(number))}, "objective": {}} for number in (1, 2, 3)}
 
-    def settled(used: int) -> Any:  # every message finds the memory as the last one left it
-        return plain(Memory(records).settle(used))
+    def settled(used: int) -> Any:  # each message creates a new Memory on the same records
+        return plain(Memory(records).load(used))
 
     assert settled(0) is None
-    Memory(records).keep(1, state[1])
+    Memory(records).store(1, state[1])
     assert settled(1) == plain(state[1])
-    Memory(records).keep(2, state[2])  # comes too late, is not used
+    Memory(records).store(2, state[2])  # arrives too late and is not used
     assert settled(1) == plain(state[1])
-    Memory(records).keep(3, state[3])
+    Memory(records).store(3, state[3])
     assert settled(3) == plain(state[3])
-    assert settled(2) is None  # it is not there any more
+    assert settled(2) is None  # no longer stored
     assert settled(3) is None
     secret = Memory(records).secret
     assert Memory(records).secret == secret
-    Memory(records).forget()
+    Memory(records).reset()
     assert Memory(records).secret != secret
 
 
 def test_pooled_moments_by_hand() -> None:
     values = np.array([[1.0, 4.0], [2.0, 4.0], [6.0, 4.0]])
-    cards = []
+    infos = []
     for part in (values[:1], values[1:]):
         moments = {"samples": len(part), "mean": part.mean(0), "variance": part.var(0)}
-        cards.append(Card(-1, (2,), "", {name: torch.as_tensor(value) for name, value in moments.items()}))
-    mean, std = pooled_moments(cards)
+        infos.append(NodeInfo(-1, (2,), "", {name: torch.as_tensor(value) for name, value in moments.items()}))
+    mean, std = pooled_moments(infos)
     assert mean == pytest.approx((3.0, 4.0))
     assert std == pytest.approx((np.sqrt((4 + 1 + 9) / 3), 1.0))  # a constant channel is divided by 1
 
 
-def test_the_run_configuration_of_flower() -> None:
+def test_flower_run_configuration() -> None:
     given_ = {"algorithm": "fedsat", "gamma": 0.5, "per-round": 2, "clients": 4, "out": "here", "config": ""}
     config, terms, out = read_run_config({**given_, "hidden": "[8, 4]", "min-fraction": 0.75, "test": ""})
     assert (config.method, config.per_round, config.model["hidden"]) == ("fedsat", 2, [8, 4])
@@ -182,7 +202,7 @@ def test_the_run_configuration_of_flower() -> None:
         read_run_config({"min-fraction": 2.0})
 
 
-def test_a_node_knows_which_client_it_is() -> None:
+def test_a_node_loads_the_samples_of_its_client() -> None:
     run = RunSpec({}, tuple("0123456789"), False)
     config = fedsat.configure(clients=5, per_round=2, partition="ls")
     whole = fedsat.data.Federation.build(fedsat.data.load("mnist-mini"), config.partition, 5, config.seed)
@@ -197,19 +217,19 @@ def test_a_node_knows_which_client_it_is() -> None:
 @pytest.mark.parametrize(
     ("node", "why"),
     [
-        ({}, "partition-id -1 is not one of 4 clients"),
-        ({"partition-id": 4}, "partition-id 4 is not one of 4 clients"),
-        ({"partition-id": "two"}, "must be a whole number"),
-        ({"partition-id": 1, "num-partitions": 9}, "expects 9 partitions; the run has 4"),
-        ({"partition-id": 1, "dataset": "mnist-mini"}, "not the run's 2"),
+        ({}, "partition-id -1 is not between 0 and 3"),
+        ({"partition-id": 4}, "partition-id 4 is not between 0 and 3"),
+        ({"partition-id": "two"}, "must be an integer"),
+        ({"partition-id": 1, "num-partitions": 9}, "num-partitions of the node is 9, but the run has 4 clients"),
+        ({"partition-id": 1, "dataset": "mnist-mini"}, "differ from the 2 classes of the run"),
     ],
 )
-def test_node_configurations_that_cannot_be_meant(node: dict[str, Any], why: str) -> None:
+def test_wrong_node_configurations(node: dict[str, Any], why: str) -> None:
     with pytest.raises(fedsat.FedsatError, match=why):
         load_share(RunSpec({}, ("cat", "dog"), False), fedsat.configure(clients=4, per_round=2), node)
 
 
-def test_a_node_without_a_folder_does_not_take_the_servers() -> None:
+def test_a_node_does_not_open_the_path_of_the_server() -> None:
     config = fedsat.configure(clients=4, per_round=2, dataset="/etc")
-    with pytest.raises(fedsat.UsageError, match="the node's configuration must name its own"):
+    with pytest.raises(fedsat.UsageError, match="set dataset or folder in the node's configuration"):
         load_share(RunSpec({}, ("cat",), False), config, {"partition-id": 1})

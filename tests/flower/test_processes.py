@@ -1,4 +1,4 @@
-"""Real processes on loopback: a SuperLink, four SuperNodes, and runs handed to them."""
+"""Real processes on this machine: a SuperLink, four SuperNodes, and runs submitted to them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 import fedsat
-from tests.support.loop_grid import soon
+from tests.support.faulty_nodes import wait_until
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedsat[flower]'")
 
@@ -53,13 +53,13 @@ def _belongs(pid: Path, federation: LocalFederation) -> bool:
 
 
 def wait(process: subprocess.Popen[bytes], federation: LocalFederation, out: Path) -> None:
-    """Wait for the run's last file, or for Flower's word that it ended without."""
-    soon(lambda: bool(read_summary(out)) or process.poll() is not None, SLOW, "the run ends")
+    """Wait until the run has written its summary; fail if Flower ends it before."""
+    wait_until(lambda: bool(read_summary(out)) or process.poll() is not None, SLOW, "the run ends")
     assert read_summary(out), federation.log("run")[-3000:]
 
 
 def assert_equal_to_the_simulator(folder: Path, table: dict[str, Any]) -> None:
-    """What real nodes left in `folder` is what the sequential engine leaves of the same run."""
+    """The files of real nodes in `folder` equal those of the sequential engine."""
     reference = folder.with_name(f"{folder.name}-alone")
     alone = fedsat.run(**table, out=reference)
     summary, wanted = read_summary(folder), read_summary(reference)
@@ -72,7 +72,7 @@ def assert_equal_to_the_simulator(folder: Path, table: dict[str, Any]) -> None:
     for mine, other in zip(read_records(folder), alone.records, strict=True):
         assert mine.clients == other.clients
         assert mine.weights == pytest.approx(other.weights, rel=1e-5)
-        assert mine.bytes_down > other.bytes_down  # what is measured has names and headers as well
+        assert mine.bytes_down > other.bytes_down  # measured bytes include names and headers
         assert not mine.left_out
     wanted_files = {path.name for path in reference.iterdir()} - {CHECKPOINTS}
     assert wanted_files <= {path.name for path in folder.iterdir()}
@@ -104,9 +104,9 @@ def test_a_killed_node_comes_back(federation: LocalFederation, clouds: Path, tmp
     out, share = tmp_path / "out", {"dataset": str(clouds), "partition-id": 2, "num-partitions": NODES}
     seen = len(federation.log("node-2"))
     run = submit(federation, config, Terms(wait=60.0, timeout=20.0), out)
-    soon(lambda: "ROUND 2]" in federation.log("node-2")[seen:], SLOW, "node 2 is called in round 2")
+    wait_until(lambda: "ROUND 2]" in federation.log("node-2")[seen:], SLOW, "node 2 is sampled in round 2")
     federation.kill("node-2")
-    soon(lambda: out.exists() and len(read_records(out)) >= 3, SLOW, "round 4 begins")
+    wait_until(lambda: out.exists() and len(read_records(out)) >= 3, SLOW, "round 4 begins")
     federation.start_node("node-2", share)
     wait(run, federation, out)
     summary, metrics = read_summary(out), read_records(out)
@@ -114,12 +114,12 @@ def test_a_killed_node_comes_back(federation: LocalFederation, clouds: Path, tmp
     assert summary["accuracy"] > 0.5
     assert 2 not in metrics[1].clients
     assert metrics[1].left_out[0]["client"] == 2
-    assert "client 2: no answer in" in federation.log("run")
+    assert "client 2: no reply in" in federation.log("run")
     assert "client 2: it is back" in federation.log("run")
     assert 2 in metrics[-1].clients
 
 
-def test_strangers_are_refused(tmp_path: Path) -> None:
+def test_unregistered_nodes_are_refused(tmp_path: Path) -> None:
     make_credentials = runpy.run_path(str(CREDENTIALS))["make_credentials"]
     for name in ("ours", "theirs"):
         make_credentials(tmp_path / name, 2, ["127.0.0.1"])
@@ -131,7 +131,7 @@ def test_strangers_are_refused(tmp_path: Path) -> None:
         once = ("--max-retries", "1")
         unknown = federation.start_node("unknown", {"partition-id": 1}, *once, key=ours / "node-1")
         misled = federation.start_node("misled", {}, *once, key=ours / "node-0", authority=theirs / "ca.crt")
-        soon(lambda: "SuperNode ID" in federation.log("known"), SLOW, "the registered node is connected")
+        wait_until(lambda: "SuperNode ID" in federation.log("known"), SLOW, "the registered node is connected")
         for name, process in (("unknown", unknown), ("misled", misled)):
             assert process.wait(SLOW) != 0
             assert "Failed to initialize the connection" in federation.log(name)

@@ -21,7 +21,7 @@ _APPS = {"client_app": "fedsat.flower.client", "server_app": "fedsat.flower.serv
 
 
 def __getattr__(name: str) -> Any:
-    """Load an app when it is asked for: fedsat works without Flower."""
+    """Import an app on first access, so that fedsat works without Flower."""
     if name not in _APPS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     require_flower()
@@ -29,8 +29,8 @@ def __getattr__(name: str) -> Any:
 
 
 def require_flower() -> None:
-    """Stop with a word on what to install, if Flower is not there."""
+    """Raise an error that says what to install if Flower is missing."""
     try:
         import flwr  # noqa: F401, PLC0415
     except ImportError as error:
-        raise FedsatError("real nodes need Flower; install it: pip install 'fedsat[flower]'") from error
+        raise FedsatError("Flower is not installed; install it with: pip install 'fedsat[flower]'") from error

@@ -1,9 +1,9 @@
-"""Counts of which only the sum over a client's workers can be read.
+"""Masked counts: the server can read only their sum over a client's workers.
 
-Every pair of workers of a client shares a secret (X25519) from which both draw the same mask; one adds it to its
-counts, the other takes it away, modulo 2^64. What a worker sends looks random; in the sum over all workers the masks
-cancel. The server passes the public keys on, so this holds against a server that is curious, not against one that
-gives out keys of its own.
+Each pair of a client's workers shares a secret (X25519) and draws the same mask from it. One worker adds the mask to
+its counts and the other subtracts it, modulo 2^64. What a worker sends looks random, but in the sum over all workers
+the masks cancel. The server distributes the public keys, so the counts are protected from a server that follows the
+protocol, but not from one that distributes its own keys.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ Counts = NDArray[np.int64]
 
 
 def new_secret() -> bytes:
-    """A node's secret, which never leaves it."""
+    """Draw a node's secret, which never leaves the node."""
     return X25519PrivateKey.generate().private_bytes_raw()
 
 
 def public_key(secret: bytes) -> str:
-    """What the others may know of a secret, in hex."""
+    """Return the public key of a secret, in hex."""
     return X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw().hex()
 
 
 def masked(counts: Counts, own: int, secret: bytes, peers: Mapping[int, str], purpose: str) -> Counts:
-    """`counts` of worker `own`, masked against its `peers` (their public keys by number).
+    """Mask the `counts` of worker `own` with its `peers`, whose public keys are given by worker.
 
-    `purpose` names the exchange and the client; the same masks must never serve twice.
+    `purpose` identifies the request and the client, so that no mask is used twice.
     """
     total = counts.astype(np.int64).view(np.uint64).copy()
     for number, key in peers.items():
@@ -41,7 +41,7 @@ def masked(counts: Counts, own: int, secret: bytes, peers: Mapping[int, str], pu
 
 
 def unmasked_sum(reports: Iterable[Counts]) -> Counts:
-    """The sum of all workers' reports, in which the masks cancel."""
+    """Return the sum of all workers' reports, in which the masks cancel."""
     total = np.add.reduce([report.view(np.uint64) for report in reports])
     return np.asarray(total).view(np.int64)
 

@@ -1,7 +1,7 @@
-"""What a node keeps between messages, in Flower's context: its client's state and its secret. The server sees neither.
+"""What a node stores between messages in its Flower context: the client's state and a secret. The server sees neither.
 
-The state that a round left is kept beside the one before it until the server says which it used: an update that came
-too late or was refused has never been, as if the client had not been called.
+The state after a round is stored next to the previous one until the server says which of them it used. So an update
+that arrived too late or was refused has no effect, as if the client had not been sampled.
 """
 
 from __future__ import annotations
@@ -18,26 +18,29 @@ SECRET, USED, NEW = "secret", "used", "new"
 
 
 class Memory:
-    """A node's memory of one run, laid into the records of its context."""
+    """A node's memory of one run, stored in the records of its context."""
 
     def __init__(self, records: RecordDict) -> None:
         self._records = records
 
-    def forget(self) -> None:
-        """Begin a run: nothing of an earlier one counts."""
+    def reset(self) -> None:
+        """Start a run: delete everything from earlier runs and draw a new secret."""
         for name in list(self._records):
             del self._records[name]
         self._records[SECRET] = ConfigRecord({"secret": masks.new_secret()})
 
     @property
     def secret(self) -> bytes:
-        """The node's secret of this run."""
+        """The node's secret for this run."""
         if SECRET not in self._records:
-            self.forget()
+            self.reset()
         return bytes(self._records.config_records[SECRET]["secret"])  # type: ignore[arg-type]
 
-    def settle(self, used: int) -> State | None:
-        """The client's state after round `used`, whose update the server used last; None if there is none."""
+    def load(self, used: int) -> State | None:
+        """Return the client's state after round `used`, the last whose update the server used, and drop any other.
+
+        The result is None if the server has never used an update (0), or if the node has lost the state.
+        """
         state = next((self._get(slot) for slot in (NEW, USED) if self._round(slot) == used), None) if used else None
         self._drop(NEW)
         self._drop(USED)
@@ -45,8 +48,8 @@ class Memory:
             self._put(USED, used, state)
         return state
 
-    def keep(self, round_number: int, state: State) -> None:
-        """Keep what a round left, until the server tells whether it used it."""
+    def store(self, round_number: int, state: State) -> None:
+        """Store the state after a round, until the server says whether it used the update."""
         self._drop(NEW)
         self._put(NEW, round_number, state)
 

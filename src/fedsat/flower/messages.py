@@ -1,12 +1,11 @@
-"""What the server and the nodes say to each other: every message that crosses the wire.
+"""All messages between the server and the nodes.
 
-    hello     what the run is                                   -> who the node is            (query.hello)
-    train     global model, what the method broadcasts, round   -> update, steps, samples     (train)
-    measure   models of the clients that the node works for     -> three count vectors each   (evaluate.measure)
-    evaluate  global models, or their recalls                   -> the node's accuracy        (evaluate)
+    hello            the run's settings                          -> NodeInfo                     (query.hello)
+    train            global model, the method's broadcast        -> update, steps, samples       (train)
+    evaluate_worker  models of the clients it is a worker of     -> three vectors of counts each (evaluate.worker)
+    evaluate         global models, or their recalls             -> the client's accuracy        (evaluate)
 
-`fedsat.flower.records` is their encoding and its version; whether the numbers in an answer make sense is judged in
-`fedsat.flower.checks`.
+`fedsat.flower.records` encodes them and checks the version; `fedsat.flower.checks` checks the values of the replies.
 """
 
 from __future__ import annotations
@@ -21,28 +20,28 @@ from fedsat.flower.records import Envelope, Message, model_trees, state_trees
 from fedsat.tree import State, Tree
 
 KEY = 32
-"""The bytes of a public key."""
+"""Bytes of a public key."""
 
 
 @dataclass(frozen=True)
 class RunSpec:
-    """What every node is told of the run: its settings, the classes, and how samples are normalised."""
+    """What every node needs to know about the run: its settings, the classes, and how samples are normalised."""
 
     settings: Mapping[str, Any]
     """The configuration as nested plain values (`Config.table`)."""
     class_names: tuple[str, ...]
     held_out: bool
-    """Whether nodes hold out samples, on which the global model is tested; else the server has a test set."""
+    """Whether the global model is tested on samples that nodes hold out, instead of the server's test set."""
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
 
     def text(self) -> str:
-        """As one line of JSON; numbers survive to the last bit."""
+        """Return the spec as one line of JSON; numbers are exact."""
         return json.dumps(vars(self), sort_keys=True)
 
     @staticmethod
     def of(text: str) -> RunSpec:
-        """Read back what `text` wrote."""
+        """Read what `text` returned."""
         spec = json.loads(text)
         names, mean, std = (tuple(spec[key]) for key in ("class_names", "mean", "std"))
         return RunSpec(dict(spec["settings"]), names, bool(spec["held_out"]), mean, std)
@@ -50,7 +49,7 @@ class RunSpec:
 
 @dataclass(frozen=True)
 class Hello(Message):
-    """The server asks a node that it does not know yet who it is."""
+    """The server's first message to a node: which client is it?"""
 
     run: RunSpec
 
@@ -58,80 +57,80 @@ class Hello(Message):
     kind: ClassVar[str] = "query.hello"
 
     def envelope(self) -> Envelope:
-        """The message's parts."""
+        """Return the content of the message."""
         return Envelope({"run": self.run.text()})
 
     @classmethod
     def read(cls, envelope: Envelope) -> Self:
-        """The message that has these parts."""
+        """Return the message with this content."""
         return cls(RunSpec.of(envelope.text("run")))
 
 
 @dataclass(frozen=True)
-class Card(Message):
-    """A node's answer to `Hello`. It says nothing about labels."""
+class NodeInfo(Message):
+    """A node's reply to `Hello`. It reveals nothing about labels."""
 
     number: int
-    """The client that the node is (its partition-id), or −1 if it does not mind."""
+    """The client's number (the node's partition-id), or −1 if the server may choose it."""
     shape: tuple[int, ...]
     """The shape of a sample."""
     key: str
-    """The node's public key of this run, in hex; see `fedsat.flower.masks`."""
+    """The node's public key for this run, in hex; see `fedsat.flower.masks`."""
     moments: Tree = field(default_factory=dict)
-    """Where samples are held out: how many there are to train on, and the mean and variance of each channel."""
+    """If samples are held out: the number of training samples, and the mean and variance of each channel."""
 
-    name: ClassVar[str] = "card"
+    name: ClassVar[str] = "node_info"
 
     def envelope(self) -> Envelope:
-        """The message's parts."""
+        """Return the content of the message."""
         return Envelope(
             {"number": self.number, "shape": json.dumps(self.shape), "key": self.key}, trees={"moments": self.moments}
         )
 
     @classmethod
     def read(cls, envelope: Envelope) -> Self:
-        """The message that has these parts."""
+        """Return the message with this content."""
         shape = tuple(int(side) for side in json.loads(envelope.text("shape")))
         key = envelope.text("key")
         if len(bytes.fromhex(key)) != KEY:
-            raise ValueError("the public key has another length")
+            raise ValueError(f"the public key must have {KEY} bytes")
         return cls(envelope.whole("number"), shape, key, envelope.tree("moments"))
 
 
 @dataclass(frozen=True)
 class Train(Message):
-    """The server calls a client."""
+    """The server asks a sampled client to train."""
 
     run: RunSpec
     client: int
     round: int
     used: int
-    """The round in which the server last used an update of this client; 0 if it never did."""
+    """The last round in which the server used an update of this client; 0 if there is none."""
     model: Model
     received: State
-    """What the method sends along (`Algorithm.broadcast`)."""
-    count_own: bool
-    """Whether the client should evaluate its own model, as the first of its workers."""
+    """What the method sends besides the model (`Algorithm.broadcast`)."""
+    count: bool
+    """Whether the client also evaluates its new model, as its first worker."""
 
     name: ClassVar[str] = "train"
     kind: ClassVar[str] = "train"
 
     def envelope(self) -> Envelope:
-        """The message's parts."""
+        """Return the content of the message."""
         return Envelope(
             {
                 "run": self.run.text(),
                 "client": self.client,
                 "round": self.round,
                 "used": self.used,
-                "count_own": self.count_own,
+                "count": self.count,
             },
             trees={**model_trees("model", self.model), **state_trees("received", self.received)},
         )
 
     @classmethod
     def read(cls, envelope: Envelope) -> Self:
-        """The message that has these parts."""
+        """Return the message with this content."""
         return cls(
             RunSpec.of(envelope.text("run")),
             envelope.whole("client"),
@@ -139,77 +138,77 @@ class Train(Message):
             envelope.whole("used"),
             envelope.model("model"),
             envelope.state("received"),
-            envelope.flag("count_own"),
+            envelope.flag("count"),
         )
 
 
 @dataclass(frozen=True)
 class Trained(Message):
-    """A client's answer to `Train`. The new state stays on the node."""
+    """A client's reply to `Train`. Its new state stays on the node."""
 
     model: Model
     uploads: State
     steps: int
     samples: int
     loss: float
-    """The sum of the losses of all steps."""
-    forgot: bool
-    """Whether the node should have had a state from an earlier round but had none, and began anew."""
+    """Sum of the losses of all steps."""
+    lost_state: bool
+    """Whether the node no longer had the client's state from an earlier round, and started with a new one."""
     counts: Tree = field(default_factory=dict)
-    """If asked for, the client's own evaluation of its model: `counts`, [3, m]."""
+    """If requested, the client's evaluation of its model: `counts`, [3, m]."""
 
     name: ClassVar[str] = "trained"
 
     def envelope(self) -> Envelope:
-        """The message's parts."""
+        """Return the content of the message."""
         return Envelope(
-            {"forgot": self.forgot},
+            {"lost_state": self.lost_state},
             {"steps": self.steps, "samples": self.samples, "loss": self.loss},
             {**model_trees("model", self.model), **state_trees("uploads", self.uploads), "counts": self.counts},
         )
 
     @classmethod
     def read(cls, envelope: Envelope) -> Self:
-        """The message that has these parts."""
+        """Return the message with this content."""
         return cls(
             envelope.model("model"),
             envelope.state("uploads"),
             envelope.whole("steps"),
             envelope.whole("samples"),
             envelope.real("loss"),
-            envelope.flag("forgot"),
+            envelope.flag("lost_state"),
             envelope.tree("counts"),
         )
 
 
 @dataclass(frozen=True)
-class Measure(Message):
-    """The server asks a worker to evaluate clients' models on its own samples."""
+class EvaluateWorker(Message):
+    """The server asks a worker to evaluate clients' models on its samples."""
 
     run: RunSpec
     worker: int
     models: dict[int, Model]
     """By client."""
     nonce: str
-    """Never twice the same: what the masks of this exchange are drawn from besides the workers' secrets."""
+    """Used once. Masks are drawn from it and the workers' secrets."""
     peers: dict[int, dict[int, str]] = field(default_factory=dict)
-    """Where only sums are to be told: the public keys of each client's other workers, by worker."""
+    """If only sums may be readable: the public keys of the other workers, by client and worker."""
 
-    name: ClassVar[str] = "measure"
-    kind: ClassVar[str] = "evaluate.measure"
+    name: ClassVar[str] = "evaluate_worker"
+    kind: ClassVar[str] = "evaluate.worker"
 
     def envelope(self) -> Envelope:
-        """The message's parts."""
+        """Return the content of the message."""
         models = {
-            name: tree for k, model in self.models.items() for name, tree in model_trees(f"of/{k}", model).items()
+            name: tree for k, model in self.models.items() for name, tree in model_trees(f"client/{k}", model).items()
         }
         values = {"run": self.run.text(), "worker": self.worker, "peers": json.dumps(self.peers), "nonce": self.nonce}
         return Envelope(values, trees=models)
 
     @classmethod
     def read(cls, envelope: Envelope) -> Self:
-        """The message that has these parts."""
-        models = {int(name): model for name, model in envelope.models("of").items()}
+        """Return the message with this content."""
+        models = {int(name): model for name, model in envelope.models("client").items()}
         peers = {
             int(client): {int(worker): str(key) for worker, key in keys.items()}
             for client, keys in json.loads(envelope.text("peers")).items()
@@ -218,33 +217,33 @@ class Measure(Message):
 
 
 @dataclass(frozen=True)
-class Measured(Message):
-    """A worker's answer to `Measure`: for each client Z, TP and T, [3, m]; masked where only sums are told."""
+class WorkerCounts(Message):
+    """A worker's reply to `EvaluateWorker`: Z, TP and T, [3, m], for each client; masked if only sums are readable."""
 
     counts: Tree
     """By client."""
 
-    name: ClassVar[str] = "measured"
+    name: ClassVar[str] = "worker_counts"
 
     def envelope(self) -> Envelope:
-        """The message's parts."""
+        """Return the content of the message."""
         return Envelope(trees={"counts": self.counts})
 
     @classmethod
     def read(cls, envelope: Envelope) -> Self:
-        """The message that has these parts."""
+        """Return the message with this content."""
         return cls(envelope.tree("counts"))
 
 
 @dataclass(frozen=True)
 class Evaluate(Message):
-    """The server asks what global models are worth to a client."""
+    """The server asks for a client's accuracy with global models."""
 
     run: RunSpec
     client: int
     how: str
-    """`expected`: from the recalls and the client's class mix; `own`: on its training samples; `held-out`: on the
-    samples that it held out, of which it also tells the confusion matrix."""
+    """`expected`: from the recalls and the client's class distribution; `local`: on its training samples; `held-out`:
+    on the samples it held out, for which it also reports the confusion matrix."""
     models: list[Model] = field(default_factory=list)
     recalls: Tree = field(default_factory=dict)
     """`recalls` [models, m], instead of the models."""
@@ -253,7 +252,7 @@ class Evaluate(Message):
     kind: ClassVar[str] = "evaluate"
 
     def envelope(self) -> Envelope:
-        """The message's parts."""
+        """Return the content of the message."""
         models = {
             name: tree
             for place, model in enumerate(self.models)
@@ -264,7 +263,7 @@ class Evaluate(Message):
 
     @classmethod
     def read(cls, envelope: Envelope) -> Self:
-        """The message that has these parts."""
+        """Return the message with this content."""
         models = envelope.models("model")
         return cls(
             RunSpec.of(envelope.text("run")),
@@ -277,18 +276,18 @@ class Evaluate(Message):
 
 @dataclass(frozen=True)
 class Evaluated(Message):
-    """A client's answer to `Evaluate`."""
+    """A client's reply to `Evaluate`."""
 
     results: Tree
-    """`accuracy` [models]; for `held-out` also `confusion` [models, m, m] and `loss` [models], the mean."""
+    """`accuracy` [models]; for `held-out` also `confusion` [models, m, m] and the mean `loss` [models]."""
 
     name: ClassVar[str] = "evaluated"
 
     def envelope(self) -> Envelope:
-        """The message's parts."""
+        """Return the content of the message."""
         return Envelope(trees={"results": self.results})
 
     @classmethod
     def read(cls, envelope: Envelope) -> Self:
-        """The message that has these parts."""
+        """Return the message with this content."""
         return cls(envelope.tree("results"))

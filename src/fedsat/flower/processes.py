@@ -1,6 +1,6 @@
-"""A federation of processes on this machine: a SuperLink, SuperNodes, and runs that are handed to them.
+"""A local federation: a SuperLink and SuperNodes as processes on this machine.
 
-Everything that Flower writes stays in one folder; nothing is left behind when the federation stops.
+Everything that Flower writes is in one folder. No process is left behind when the federation stops.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from fedsat.errors import FedsatError
 from fedsat.flower.warm import write_stubs
 
 NAME = "fedsat"
-"""What the SuperLink is called in Flower's configuration."""
+"""The name of the SuperLink in Flower's configuration."""
 
 MARK = "FEDSAT_LOCAL_FEDERATION"
-"""The variable by which the processes of a federation know each other."""
+"""The environment variable that identifies the processes of a federation."""
 
 WARM = sys.platform == "linux"
-"""Whether tasks can be forked from a process that has torch at hand."""
+"""Whether tasks are forked from a process that has already imported torch."""
 
 PATIENCE = 10.0
-"""Seconds that processes have to end by themselves."""
+"""Seconds that processes have to terminate before they are killed."""
 
-APP = '''"""Fedsat's apps, as a Flower project wants them."""
+APP = '''"""Fedsat's apps for a Flower project."""
 
 from fedsat.flower import client_app, server_app
 
@@ -62,7 +62,7 @@ clientapp = "federation_app:client_app"
 
 @dataclass(frozen=True)
 class Tls:
-    """Files for encrypted connections: who is trusted, and the SuperLink's certificate and key."""
+    """Files for encrypted connections: the certificate authority, and the SuperLink's certificate and key."""
 
     authority: Path
     certificate: Path
@@ -71,12 +71,12 @@ class Tls:
 
 @dataclass
 class LocalFederation:
-    """SuperLink and SuperNodes as processes. Use as a context: they start by name and all end together."""
+    """A SuperLink and SuperNodes as processes. Use it as a context manager, which stops them all at the end."""
 
     folder: Path
     tls: Tls | None = None
     authenticate: bool = False
-    """Whether nodes must have a key that was registered (`register`)."""
+    """Whether only nodes with a registered key may join (`register`)."""
     threads: int = 1
     """Threads of each node."""
     port: int = 0
@@ -122,9 +122,9 @@ class LocalFederation:
         key: Path | None = None,
         authority: Path | None = None,
     ) -> subprocess.Popen[bytes]:
-        """Start a SuperNode with this node configuration, and with further options of `flower-supernode`.
+        """Start a SuperNode with this node configuration and further options of `flower-supernode`.
 
-        `key` is what it authenticates itself by; `authority` is whom it trusts, if not the federation's.
+        `key` is its private key for authentication; `authority` overrides the federation's certificate authority.
         """
         command = ["flower-supernode", "--superlink", f"127.0.0.1:{self.port}", "--port", f"{free_port()}"]
         if self.tls is None:
@@ -136,15 +136,15 @@ class LocalFederation:
         return self._start(name, [*command, *options, "--node-config", " ".join(_toml(config, equals="="))])
 
     def register(self, public_key: Path) -> None:
-        """Let the node with this key take part."""
+        """Allow the node with this key to join."""
         done = self._flwr("supernode", "register", str(public_key), NAME)
         if done.returncode:
-            raise FedsatError(f"the key {public_key} could not be registered: {done.stdout.decode().strip()}")
+            raise FedsatError(f"cannot register the key {public_key}: {done.stdout.decode().strip()}")
 
     def submit(self, run_config: Mapping[str, Any]) -> subprocess.Popen[bytes]:
-        """Hand a run to the federation; the process returned lasts as long as the run, and its log is `run.log`.
+        """Submit a run once the previous one has ended.
 
-        One run follows another: if the last one is not over yet, its end is waited for.
+        The returned process ends with the run, and its log is `run.log`.
         """
         if "run" in self._processes:
             self._processes.pop("run").wait()
@@ -155,7 +155,7 @@ class LocalFederation:
         return self._start("run", ["flwr", "run", str(project), NAME, "--stream"], home="link")
 
     def log(self, name: str) -> str:
-        """What a process has printed so far."""
+        """Return what a process has printed so far."""
         path = self._log(name)
         return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 
@@ -167,7 +167,7 @@ class LocalFederation:
         process.wait()
 
     def stop(self) -> None:
-        """End all processes: the run first, so that it can finish its files, and by force whoever stays."""
+        """Terminate all processes, the run first so that it can write its files, and kill those that remain."""
         for name in sorted(self._processes, key=lambda name: name != "run"):
             with suppress(ProcessLookupError):
                 os.killpg(self._processes[name].pid, signal.SIGTERM)
@@ -182,7 +182,7 @@ class LocalFederation:
         self._processes.clear()
 
     def _alive(self) -> list[int]:
-        """The federation's processes that still run; Flower puts some into sessions of their own."""
+        """Return the running processes of the federation, including those that Flower starts in new sessions."""
         own = [process.pid for process in self._processes.values() if process.poll() is None]
         return sorted({*own, *_marked(f"{MARK}={self._mark}".encode())})
 
@@ -210,7 +210,7 @@ class LocalFederation:
         )
 
     def _environment(self, home: str) -> dict[str, str]:
-        """What processes are told: their own folder for Flower's files, no telemetry, few threads, quick looks."""
+        """Return the environment of a process: a folder for Flower's files, no telemetry, few threads, fast polling."""
         paths = [str(self.folder / "bin"), str(_beside_python("")), os.environ.get("PATH", "")]
         usual = {
             "FLWR_TELEMETRY_ENABLED": "0",
@@ -251,31 +251,31 @@ class LocalFederation:
             time.sleep(0.05)
 
     def _ready(self) -> bool:
-        """Whether the SuperLink takes calls, and tasks can be forked."""
+        """Return whether the SuperLink accepts connections and tasks can be forked."""
         with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
             return not WARM or self._warm.exists()
         return False
 
 
 def free_port() -> int:
-    """A port that nobody uses at this moment."""
+    """Return a port that is currently unused."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def _beside_python(name: str) -> Path:
-    """Flower's commands, from the same environment as this Python."""
+    """Return the path of a command in the environment of this Python."""
     return Path(sys.executable).parent / name
 
 
 def _toml(table: Mapping[str, Any], equals: str = " = ") -> list[str]:
-    """Texts, numbers and booleans are written alike in JSON and TOML."""
+    """Return lines of TOML; strings, numbers and booleans are written as in JSON."""
     return [f"{key}{equals}{json.dumps(value, ensure_ascii=False)}" for key, value in table.items()]
 
 
 def _marked(mark: bytes) -> list[int]:
-    """Processes that carry the mark, where the system shows their environment."""
+    """Return the processes with the mark in their environment, if the system shows it."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""An engine whose clients are real nodes: the round, the methods and the files are the simulator's own."""
+"""An engine whose clients are real nodes. The rounds, the methods and the files are those of a simulation."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from fedsat.tree import State, Tree
 log = logging.getLogger("flwr")
 
 USED = "used"
-"""What the server keeps of a client: the number of the last round whose update it used, nothing else."""
+"""The only state the server stores per client: the last round whose update it used."""
 
 
 class RemoteEngine:
-    """Trains, measures and evaluates by asking nodes; what they answer is checked before it is used."""
+    """Trains and evaluates by sending requests to nodes, and checks the replies before using them."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class RemoteEngine:
         model: Model,
         evaluate: Callable[[Model], Evaluation] | None,
     ) -> None:
-        """`evaluate` tests a model on the server's test set, where it has one."""
+        """`evaluate` tests a model on the server's test set; None if it has none."""
         self.algorithm: Algorithm = config.algorithm
         self.initial_model = model
         self.device = next(iter(model.params.values())).device
@@ -56,26 +56,26 @@ class RemoteEngine:
         self._marks, self._worker_bytes = (0, 0), 0
         _, stacked = rehearse(self.algorithm, model)
         self._uploads = {name: _row(tree, 0) for name, tree in stacked.items() if tree}
-        """What an update has besides the model: names and shapes."""
+        """Names and shapes of the method's uploads."""
 
     @property
     def clients(self) -> int:
-        """N, the clients of the federation."""
+        """N, the number of clients."""
         return self._config.clients
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """The classes to be told apart."""
+        """The names of the classes."""
         return self._run.class_names
 
     def train(self, server: Server, clients: Indices, states: dict[int, State], round_number: int) -> TrainedRound:
-        """Call clients until enough have sent an update that can be used."""
+        """Train the sampled clients, and retry until enough of them have sent a usable update."""
         self._members.round, self._worker_bytes = round_number, 0
         self._marks = (self._exchange.down, self._exchange.up)
         received = self.algorithm.broadcast(server)
         counted = self.algorithm.weighting.needs_counts and self._terms.worker_counts == "each"
 
-        def call(client: int) -> Train:
+        def message(client: int) -> Train:
             used = int(states[client][USED]["round"]) if client in states else 0
             return Train(self._run, client, round_number, used, server.model, received, counted)
 
@@ -84,9 +84,9 @@ class RemoteEngine:
             if counted:
                 own = check_counts(reply.counts.get("counts"), len(self.class_names))
                 if int(own[2].sum()) != reply.samples:
-                    raise RefusedError(f"counts: of {int(own[2].sum())} samples, but it has {reply.samples}")
-            if reply.forgot:
-                self._members.remark(client, "train", "it has lost its state and began anew")
+                    raise RefusedError(f"counts: {int(own[2].sum())} samples, but it trained on {reply.samples}")
+            if reply.lost_state:
+                self._members.note(client, "train", "it lost its state and started with a new one")
             return reply
 
         needed = math.ceil(self._terms.min_fraction * len(clients))
@@ -94,21 +94,21 @@ class RemoteEngine:
         for attempt in range(self._terms.retries + 1):
             missing = [client for client in clients.tolist() if client not in replies]
             if attempt:
-                log.warning("round %d is tried again: %d of %d answered", round_number, len(replies), len(clients))
+                log.warning("retrying round %d: %d of %d clients responded", round_number, len(replies), len(clients))
                 self._members.wait_for(set(missing), self._terms.timeout)
-            replies |= self._members.ask("train", {client: call(client) for client in missing}, Trained, checked)
+            replies |= self._members.request("train", {client: message(client) for client in missing}, Trained, checked)
             if len(replies) >= needed:
                 break
         else:
-            why = self._members.last_words([client for client in clients.tolist() if client not in replies])
+            why = self._members.reasons([client for client in clients.tolist() if client not in replies])
             raise TrainingError(
-                f"round {round_number}: {len(replies)} of {len(clients)} called clients answered, {needed} are needed"
-                f" (--min-fraction); {why}"
+                f"round {round_number}: {len(replies)} of {len(clients)} sampled clients responded, but {needed} are"
+                f" needed (--min-fraction); {why}"
             )
         return self._joined({client: replies[client] for client in clients.tolist() if client in replies})
 
     def _joined(self, replies: Mapping[int, Trained]) -> TrainedRound:
-        """Updates as all engines return them."""
+        """Return the replies in the form that all engines use."""
         own = list(replies.values())
         self._own_counts = {k: reply.counts["counts"] for k, reply in replies.items() if reply.counts}
         updates = Updates(
@@ -130,7 +130,7 @@ class RemoteEngine:
         return {name: torch.stack([tree[name] for tree in gathered]).to(self.device) for name in gathered[0]}
 
     def evaluate_workers(self, updates: Updates, workers: Indices) -> ClassCounts:
-        """Each client's model evaluated by its workers."""
+        """Evaluate each client's model on its workers' nodes."""
         before = self._exchange.down + self._exchange.up
         models = {
             client: Model(_row(updates.model.params, row), _row(updates.model.buffers, row))
@@ -146,7 +146,7 @@ class RemoteEngine:
         return ClassCounts(predicted, correct, labels)
 
     def evaluate(self, models: Sequence[Model], client_accuracy: ClientAccuracy) -> list[Evaluation]:
-        """Global models tested here or by the nodes, and what each is worth to the clients that answer."""
+        """Test global models here or on the nodes, and collect the accuracies of the clients that respond."""
         count, classes = len(models), len(self.class_names)
         evaluations = [self._evaluate(model) for model in models] if self._evaluate else []
         how: str = client_accuracy if evaluations else "held-out"
@@ -154,7 +154,7 @@ class RemoteEngine:
         if how == "expected":
             recalls = {"recalls": torch.stack([torch.from_numpy(one.recall) for one in evaluations])}
 
-        def question(client: int) -> Evaluate:
+        def message(client: int) -> Evaluate:
             return Evaluate(self._run, client, how, [] if recalls else list(models), recalls)
 
         def checked(client: int, reply: Evaluated) -> Tree:
@@ -168,10 +168,10 @@ class RemoteEngine:
             confusion = check_confusion(reply.results.get("confusion"), count, classes)
             return {"accuracy": accuracy, "confusion": confusion, "loss": loss}
 
-        everyone = {client: question(client) for client in range(self.clients)}
-        replies = self._members.ask("evaluate", everyone, Evaluated, checked)
+        everyone = {client: message(client) for client in range(self.clients)}
+        replies = self._members.request("evaluate", everyone, Evaluated, checked)
         if not replies:
-            raise TrainingError(f"round {self._members.round}: not a single node could evaluate the model")
+            raise TrainingError(f"round {self._members.round}: no node could evaluate the model")
         accuracies = np.full((count, self.clients), np.nan)
         for client, reply in replies.items():
             accuracies[:, client] = reply["accuracy"].numpy()
@@ -181,21 +181,21 @@ class RemoteEngine:
     def traffic(
         self, server: Server, sampled: int, responded: int, updates: Updates, counts: ClassCounts | None
     ) -> Traffic:
-        """The bytes that were sent and received since the round began."""
+        """Return the bytes sent and received since the round began."""
         del server, sampled, responded, updates, counts
         down, up = self._exchange.down - self._marks[0], self._exchange.up - self._marks[1]
         self._marks = (self._exchange.down, self._exchange.up)
         return Traffic(down, up, self._worker_bytes)
 
     def notes(self) -> dict[str, Any]:
-        """The evaluation's bytes, and who was left out and why."""
+        """Return the bytes of the evaluation, and which clients were left out and why."""
         spent = self._exchange.down + self._exchange.up - sum(self._marks)
         notes = self._members.take_notes()
         return {"bytes_evaluate": spent} | ({"left_out": notes} if notes else {})
 
 
 def _pooled(replies: Sequence[Tree], models: int) -> list[Evaluation]:
-    """What nodes found on the samples that they held out, together."""
+    """Return the evaluations on the held-out samples of all nodes together."""
     samples = torch.stack([reply["confusion"].sum((1, 2)) for reply in replies]).to(torch.float64)
     confusion = torch.stack([reply["confusion"] for reply in replies]).sum(0).numpy()
     losses = (torch.stack([reply["loss"] for reply in replies]) * samples).sum(0) / samples.sum(0)

@@ -1,4 +1,4 @@
-"""The ServerApp: plays a run's rounds with real nodes and leaves the same files as `fedsat run`."""
+"""The ServerApp: runs the rounds with real nodes and writes the same files as `fedsat run`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedsat import data
+from fedsat.data.arrays import deviation
 from fedsat.data.catalog import DATASETS, info
-from fedsat.data.datasets import deviation
 from fedsat.engine.capacity import evaluation_batch
 from fedsat.engine.evaluate import Counter
 from fedsat.engine.examples import Examples
@@ -29,9 +29,10 @@ from fedsat.experiment.folder import RunFolder, free_folder
 from fedsat.experiment.run import Run, Setup, train
 from fedsat.flower.exchange import Exchange
 from fedsat.flower.members import Members
-from fedsat.flower.messages import Card, Hello, RunSpec
+from fedsat.flower.messages import Hello, NodeInfo, RunSpec
 from fedsat.flower.remote import RemoteEngine
 from fedsat.flower.terms import Terms
+from fedsat.flower.transport import GridTransport, Transport
 from fedsat.metrics import RoundRecord, find_metrics
 from fedsat.models import build_model
 from fedsat.options import options_of
@@ -44,24 +45,24 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Read the run's configuration, wait for the nodes, play the rounds."""
+    """Read the run's configuration, wait for the nodes, and run the rounds."""
     try:
         config, terms, out = read_run_config(context.run_config)
-        run = prepare(grid, config, terms, out)
+        run = prepare(GridTransport(grid), config, terms, out)
         log.info("files: %s", out)
         for note in run.notes:
             log.info("note: %s", note)
-        train(run, show=_tell)
+        train(run, show=_log_round)
     except FedsatError as error:
         log.error("fedsat: %s", error)
         raise
 
 
 def read_run_config(given: Mapping[str, Any]) -> tuple[Config, Terms, Path]:
-    """What a Flower run configuration asks for: a run, the terms, and a folder for the files.
+    """Read a Flower run configuration: the run, the settings of the federation, and the folder for the files.
 
-    Its keys are the names of settings as on the command line (`per-round`, `algorithm`, `gamma`), those of `Terms`,
-    `config` (a configuration file on the server) and `out`. An empty text stands for the default.
+    Keys are the names of settings as on the command line (`per-round`, `algorithm`, `gamma`), those of `Terms`,
+    `config` (a configuration file on the server) and `out`. An empty string means the default.
     """
     settings = {key.replace("-", "_"): _value(value) for key, value in given.items() if value != ""}
     terms = Terms(**{name: settings.pop(name) for name in options_of(Terms) if name in settings})
@@ -71,19 +72,19 @@ def read_run_config(given: Mapping[str, Any]) -> tuple[Config, Terms, Path]:
 
 
 def _value(value: Any) -> Any:
-    """Flower's configurations hold no lists; they are written as texts."""
+    """Parse lists, which Flower's configurations contain as strings."""
     return parse_value(value) if isinstance(value, str) and value.startswith("[") else value
 
 
-def prepare(grid: Grid, config: Config, terms: Terms, out: Path | None = None) -> Run:
-    """A run before its first round, as soon as its nodes are there."""
-    setup = assemble(grid, config, terms)
+def prepare(transport: Transport, config: Config, terms: Terms, out: Path | None = None) -> Run:
+    """Wait for the nodes, and return the run before its first round."""
+    setup = assemble(transport, config, terms)
     folder = RunFolder.create(out, config.to_toml(), on_nodes=True) if out is not None else None
     return Run(setup, RunState(start(setup.engine)), folder)  # no checkpoints: clients' states are on the nodes
 
 
-def assemble(grid: Grid, config: Config, terms: Terms) -> Setup:
-    """Gather the nodes and build the engine that works with them."""
+def assemble(transport: Transport, config: Config, terms: Terms) -> Setup:
+    """Wait for the nodes and build the engine."""
     _check_terms(config, terms)
     dataset = None
     if terms.test == "server":
@@ -92,15 +93,15 @@ def assemble(grid: Grid, config: Config, terms: Terms) -> Setup:
     else:
         run = RunSpec(config.table(), _class_names(config, terms), True)
     shape = dataset.input_shape if dataset is not None else None
-    members = Members(Exchange(grid, terms.timeout), Hello(run), config.clients, shape)
+    members = Members(Exchange(transport, terms.timeout), Hello(run), config.clients, shape)
     members.wait_for(set(range(config.clients)), terms.wait)
     needed = math.ceil(terms.min_fraction * config.clients)
     if len(members.nodes) < needed or members.shape is None:
-        told = "".join(f"; {remark['why']}" for remark in members.take_notes()[:1])
-        came = f"{len(members.nodes)} of {config.clients} nodes came in {terms.wait:g} s"
-        raise FedsatError(f"{came}, {needed} are needed to begin{told}")
+        why = "".join(f"; {note['why']}" for note in members.take_notes()[:1])
+        joined = f"{len(members.nodes)} of {config.clients} nodes joined within {terms.wait:g} s"
+        raise FedsatError(f"{joined}, but {needed} are needed to start{why}")
     if not run.mean:
-        mean, std = pooled_moments(list(members.cards.values()))
+        mean, std = pooled_moments(list(members.infos.values()))
         run = dataclasses.replace(run, mean=mean, std=std)
     device = pick_device(config.device)
     dtype = torch.float64 if config.precision == "float64" else torch.float32
@@ -127,32 +128,32 @@ def assemble(grid: Grid, config: Config, terms: Terms) -> Setup:
 def _check_terms(config: Config, terms: Terms) -> None:
     simulated = [name for name in ("dropout", "stragglers", "attackers") if getattr(config, name)]
     if simulated:
-        raise UsageError(f"{simulated[0]} is simulated; real nodes fail, lag and lie on their own")
+        raise UsageError(f"{simulated[0]} is only available in simulations, not with real nodes; remove it")
     others = min(config.workers - 1, config.clients - config.per_round)
     weighting = config.algorithm.weighting
     if terms.worker_counts == "sums" and weighting.needs_each_report:
-        raise UsageError("worker_counts is 'sums', but these weights look at workers' reports one by one")
+        raise UsageError("worker_counts is 'sums', but the weighting needs the reports of single workers; use 'each'")
     if terms.worker_counts == "sums" and weighting.needs_counts and others < 1:
         raise UsageError(
-            "worker_counts is 'sums', but each client's only worker is itself: ask for more --workers and call fewer"
-            f" of the {config.clients} clients a round"
+            "worker_counts is 'sums', but each client is its only worker; use more --workers, and a --per-round below"
+            f" {config.clients}, the number of clients"
         )
 
 
 def _class_names(config: Config, terms: Terms) -> tuple[str, ...]:
-    """The classes of a run whose server has no data."""
+    """Return the classes of a run whose server has no data."""
     names = tuple(name.strip() for name in terms.class_names.split(",") if name.strip())
     if names:
         return names
-    if config.dataset in DATASETS:
-        return info(config.dataset).class_names
-    raise UsageError('the server has no dataset to know the classes from; name them: class_names = "cat,dog"')
+    if config.dataset_name in DATASETS:
+        return info(config.dataset_name).class_names
+    raise UsageError('the server has no dataset that defines the classes; set class_names = "cat,dog"')
 
 
-def pooled_moments(cards: list[Card]) -> data.datasets.Moments:
-    """Mean and deviation of all nodes' samples, from each node's: Var = Σ n_k (Var_k + (μ_k − μ)²)/n."""
+def pooled_moments(infos: list[NodeInfo]) -> data.datasets.Moments:
+    """Return mean and standard deviation over all nodes' samples: Var = Σ n_k (Var_k + (μ_k − μ)²)/n."""
     samples, means, variances = (
-        np.stack([card.moments[of].numpy() for card in cards]) for of in ("samples", "mean", "variance")
+        np.stack([info.moments[key].numpy() for info in infos]) for key in ("samples", "mean", "variance")
     )
     shares = (samples / samples.sum())[:, None]
     mean = (shares * means).sum(0)
@@ -160,10 +161,10 @@ def pooled_moments(cards: list[Card]) -> data.datasets.Moments:
     return tuple(mean.tolist()), tuple(deviation(mean, variance).tolist())
 
 
-def _tell(run: Run, record: RoundRecord) -> None:
-    """A line of the log for each round."""
+def _log_round(run: Run, record: RoundRecord) -> None:
+    """Log one line per round."""
     seen = ""
     if record.evaluated:
         worst, metrics = run.setup.engine.class_names[record.worst_class], record.metrics
-        seen = f"  accuracy {metrics['accuracy']:.2%}  worst class {metrics['worst_class_recall']:.2%} ({worst})"
+        seen = f"  accuracy {metrics['accuracy']:.2%}  worst-class recall {metrics['worst_class_recall']:.2%} ({worst})"
     log.info("round %d/%d%s  %.1f s", record.round, run.setup.config.rounds, seen, sum(record.seconds.values()))

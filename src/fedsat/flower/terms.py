@@ -1,4 +1,4 @@
-"""The terms on which a server works with real nodes: how long it waits, whom it needs, what it asks to be told."""
+"""Settings of a federation of real nodes: timeouts, how many nodes are needed, and what they report."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from fedsat.options import Option, check
 
 @dataclass(frozen=True)
 class Terms:
-    """What a federation of real nodes needs to be told besides the run itself."""
+    """The settings that a federation of real nodes has in addition to those of the run."""
 
     min_fraction: Annotated[
-        float, Option("share of the called clients that must answer for a round to count", above=0, at_most=1)
+        float, Option("share of the sampled clients that must respond for a round to count", above=0, at_most=1)
     ] = 0.5
-    timeout: Annotated[float, Option("seconds that nodes have for an answer", above=0)] = 600.0
-    retries: Annotated[int, Option("times that a round is tried again when too few answer", at_least=0)] = 2
+    timeout: Annotated[float, Option("seconds that nodes have to reply", above=0)] = 600.0
+    retries: Annotated[int, Option("how often a round is retried when too few clients respond", at_least=0)] = 2
     wait: Annotated[float, Option("seconds to wait for nodes before the first round", above=0)] = 300.0
     worker_counts: Annotated[
         Literal["each", "sums"],
-        Option("workers tell their counts one by one, or masked so that only a client's sums can be read"),
+        Option("workers report their counts individually, or masked so that only the sum per client is readable"),
     ] = "each"
     test: Annotated[
         Literal["server", "nodes"],
         Option("where the global model is tested: on the server's test set, or on samples that nodes hold out"),
     ] = "server"
     class_names: Annotated[
-        str, Option("the classes, separated by commas, where the server has no dataset to know them from")
+        str, Option("class names separated by commas, needed if the server has no dataset that defines them")
     ] = ""
 
     def __post_init__(self) -> None:

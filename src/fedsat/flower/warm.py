@@ -1,14 +1,15 @@
-"""Processes that start at once: forked from one that has imported torch and Flower already.
+"""Fast process starts: fork from a process that has already imported torch and Flower.
 
-Flower starts a process for every message that a node gets. On a machine that plays all nodes by itself, importing
-torch in each of them would be most of the work. There, Flower's commands for tasks are replaced by a stub that asks
-`serve` to fork a process instead, which then runs the very command.
+Flower starts a process for every message that a node receives. If all nodes run on one machine, most of the time would
+be spent importing torch. `LocalFederation` therefore replaces Flower's commands for tasks with stubs, which ask
+`serve` to fork a process that runs the same command.
 
     python -m fedsat.flower.warm SOCKET
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import json
 import os
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 COMMANDS = ("flwr-clientapp", "flwr-serverapp")
-"""The commands of tasks, as Flower calls them."""
+"""Flower's commands for tasks."""
 
 ASK = """import json, os, socket, sys
 with socket.socket(socket.AF_UNIX) as asked:
@@ -30,12 +31,12 @@ with socket.socket(socket.AF_UNIX) as asked:
     socket.send_fds(asked, [json.dumps(task).encode()], [1, 2])
     asked.recv(1)
 """
-"""Hands a command over, with the variables that differ from one node to the next and the place for its output; run
-by a Python without any packages, it takes no time."""
+"""The stub's script: sends the command, the environment variables that differ between nodes, and the output files.
+It imports no packages, so it starts quickly."""
 
 
 def write_stubs(folder: Path, address: Path) -> None:
-    """Lay commands into `folder` that ask the server at `address`."""
+    """Write stubs to `folder` that send their commands to the server at `address`."""
     folder.mkdir(parents=True, exist_ok=True)
     script = folder / "ask.py"
     script.write_text(ASK)
@@ -47,14 +48,11 @@ def write_stubs(folder: Path, address: Path) -> None:
 
 
 def serve(address: Path) -> None:
-    """Fork a process for each task that is asked for, until the end of time."""
-    import flwr.supernode.cli  # noqa: PLC0415 (the point of this process)
-
-    import fedsat.flower  # noqa: F401, PLC0415
-
-    del flwr
+    """Fork a process for each requested task, until this process is terminated."""
+    for module in ("fedsat.flower.client", "fedsat.flower.server"):
+        importlib.import_module(module)  # the expensive imports, once for all tasks
     commands = {name: _entry_point(name) for name in COMMANDS}
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how a task ended
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the exit code of a task is not needed
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(address))
         listening.listen()
@@ -71,7 +69,7 @@ def serve(address: Path) -> None:
 
 
 def _become(task: dict[str, Any], outputs: list[int], commands: dict[str, Callable[[], object]]) -> None:
-    """Turn this process, just forked, into the task's; it does not return."""
+    """Run a task in this forked process, and exit."""
     code = 1
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
