@@ -94,7 +94,15 @@ class Task:
     """E, the number of local epochs."""
     network: Network
     examples: Callable[[], Iterator[Batch]]
-    """Iterate once over each client's samples in batches, without shuffling or augmentation."""
+    """Iterate once over each client's samples in batches, without shuffling or augmentation; in `begin` and `end`."""
+
+
+def no_examples() -> Iterator[Batch]:
+    """Raise an error: engines repeat `penalty`, `pull` and `step` as fixed sequences of operations."""
+    raise UsageError(
+        "task.examples() is available in begin and end, not in penalty, pull or step; "
+        "compute what you need in begin and return it as carry"
+    )
 
 
 @dataclass(frozen=True)

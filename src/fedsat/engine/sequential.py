@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import nn
 
 from fedsat.algorithms import Algorithm, Batch, LocalResult, Model, Server, Task
-from fedsat.algorithms.base import checked
+from fedsat.algorithms.base import checked, no_examples
 from fedsat.data import Federation
 from fedsat.engine.base import BaseEngine
 from fedsat.engine.examples import PAD
@@ -73,6 +74,7 @@ class SequentialEngine(BaseEngine):
         params = _with_axis(task.start.params)
         buffers = tree_map(torch.clone, task.start.buffers)
         meters, steps = new_meters(1, self.device), 0
+        stepping = replace(task, examples=no_examples)
         with torch.random.fork_rng(devices=[] if self.device.type == "cpu" else [self.device]):
             # Only dropout in user models uses torch's global generator, which is restored afterwards.
             torch.manual_seed(int(generator(self.training.seed, "dropout", round_number, client).integers(2**62)))
@@ -83,12 +85,12 @@ class SequentialEngine(BaseEngine):
                 leaves = {name: tensor[0].detach().requires_grad_() for name, tensor in params.items()}
                 outputs = self._module_network.train(leaves, buffers, batch.x[0])
                 losses, costs = objective.loss(costs, outputs, batch)
-                penalty = algorithm.penalty(task, carry, outputs, batch)
+                penalty = algorithm.penalty(stepping, carry, outputs, batch)
                 loss = (losses if penalty is None else losses + penalty).mean(1)
                 grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
                 with torch.no_grad():
                     stacked = {name: grad.unsqueeze(0) for name, grad in zip(leaves, grads, strict=True)}
-                    params, carry = algorithm.step(task, carry, params, stacked)
+                    params, carry = algorithm.step(stepping, carry, params, stacked)
                     meters, steps = meter(meters, loss), steps + 1
         result = LocalResult(params, _with_axis(buffers), torch.tensor([steps], device=self.device))
         with torch.no_grad():

@@ -24,6 +24,7 @@ from fedsat.engine.examples import PAD, Examples
 from fedsat.engine.graphs import GraphedSteps
 from fedsat.engine.lanes import Seat, batch_rows, lane_table, seat_clients, stretches
 from fedsat.engine.steps import EagerSteps, Lanes, Plan, StackedNetwork, Steps, stepping_task
+from fedsat.engine.threads import ThreadChoice
 from fedsat.metrics import ClassCounts
 from fedsat.rounds.local import LocalTraining, TrainedRound, new_meters
 from fedsat.rounds.sampling import batch_order, crops_and_flips
@@ -52,6 +53,7 @@ class StackedEngine(BaseEngine):
         fitting = lanes_that_fit(module, federation.dataset.input_shape, training.batch_size, device)
         self.lanes = lanes or fitting
         self._graphed = GraphedSteps(self, network) if device.type == "cuda" else None
+        self.threads = ThreadChoice(module)
 
     def counter(self, examples: Examples, module: nn.Module) -> Counter:
         """Return the counter that evaluates models on the given examples; it uses CUDA graphs on a GPU."""
@@ -65,13 +67,14 @@ class StackedEngine(BaseEngine):
         if self.device.type == "cuda":
             return super().evaluate_workers(updates, workers)
         samples, owners = zip(*(self.samples_of(nodes) for nodes in workers), strict=True)
-        return ClassCounts.from_confusion(
-            self.train_counter.count_each(updates.model, samples, owners, workers.shape[1])
-        )
+        with self.threads.applied():
+            counts = self.train_counter.count_each(updates.model, samples, owners, workers.shape[1])
+        return ClassCounts.from_confusion(counts)
 
     def train(self, server: Server, clients: Indices, states: dict[int, State], round_number: int) -> TrainedRound:
         """Train the sampled clients at once."""
-        with torch.random.fork_rng(devices=[] if self.device.type == "cpu" else [self.device]):
+        generators = [] if self.device.type == "cpu" else [self.device]
+        with torch.random.fork_rng(devices=generators), self.threads.applied():
             return self._train_in_memory(server, clients, states, round_number)
 
     def _train_in_memory(
@@ -97,7 +100,7 @@ class StackedEngine(BaseEngine):
 
     def steps(self, plan: Plan) -> Steps:
         """Return what takes the steps of a round; on a GPU, CUDA graphs."""
-        return EagerSteps(self, self.stacked, plan) if self._graphed is None else self._graphed.load(plan)
+        return EagerSteps(self, self.stacked, plan, self.threads) if self._graphed is None else self._graphed.load(plan)
 
 
 class Round:
@@ -146,7 +149,7 @@ class Round:
             places += [seat.client for seat in stretch.leaving]
         return TrainedRound.of(groups).take(np.argsort(places).tolist())
 
-    def _task(self, lanes: Lanes, places: Sequence[int] = ()) -> Task:
+    def _task(self, lanes: Lanes, places: Sequence[int]) -> Task:
         task = stepping_task(self.engine, self.engine.stacked, self.plan, lanes)
         return replace(task, examples=lambda: self._one_pass(places))
 
@@ -200,7 +203,8 @@ class Round:
         done = lanes.take([seat.lane for seat in leaving])
         steps = torch.tensor([seat.end - seat.begin for seat in leaving], device=engine.device)
         with torch.no_grad():
-            state, upload = algorithm.end(self._task(done), done.carry, LocalResult(done.params, done.buffers, steps))
+            task = self._task(done, [seat.client for seat in leaving])
+            state, upload = algorithm.end(task, done.carry, LocalResult(done.params, done.buffers, steps))
         checked(state, f"{type(algorithm).__name__}.end")
         state = {**state, "objective": algorithm.objective.end(done.costs)}
         each = [{name: _slice(tree, place) for name, tree in state.items()} for place in range(len(leaving))]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,10 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsat.algorithms import Batch, Model, Network, Outputs, Task
-from fedsat.algorithms.base import gradient
+from fedsat.algorithms.base import gradient, no_examples
 from fedsat.engine.base import BaseEngine
 from fedsat.engine.lanes import Stretch
 from fedsat.engine.network import Factors
+from fedsat.engine.threads import ThreadChoice
 from fedsat.errors import UsageError
 from fedsat.rounds.local import meter
 from fedsat.tree import State, Tree, tree_map
@@ -111,8 +113,8 @@ class Steps(Protocol):
 class EagerSteps:
     """Takes each step operation by operation."""
 
-    def __init__(self, engine: BaseEngine, network: StackedNetwork, plan: Plan) -> None:
-        self._engine, self._network, self._plan = engine, network, plan
+    def __init__(self, engine: BaseEngine, network: StackedNetwork, plan: Plan, threads: ThreadChoice) -> None:
+        self._engine, self._network, self._plan, self._threads = engine, network, plan, threads
         self._lanes: Lanes | None = None
 
     def enter(self, newcomers: Lanes, places: list[int]) -> None:
@@ -132,7 +134,8 @@ class EagerSteps:
         for step in range(stretch.begin, stretch.end):
             crops = None if plan.crops is None else plan.crops[step, :width]
             batch = engine.batch(plan.table[step, :width], crops)
-            advance(engine, self._network, task, lanes, batch, bool(plan.partial[step, :width].any()))
+            padded = bool(plan.partial[step, :width].any())
+            self._threads.take(partial(advance, engine, self._network, task, lanes, batch, padded))
         return lanes
 
 
@@ -146,7 +149,7 @@ def stepping_task(engine: BaseEngine, network: StackedNetwork, plan: Plan, lanes
         lr=engine.training.lr,
         epochs=engine.training.epochs,
         network=network,
-        examples=lambda: iter(()),
+        examples=no_examples,
     )
 
 
