@@ -16,12 +16,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedsat.cli.batch import Job, carry_out, say
 from fedsat.cli.options import AtOnce, read_settings
 from fedsat.errors import UsageError, unknown
+from fedsat.experiment.batch import carry_out
 from fedsat.experiment.config import Config, full_name
 from fedsat.experiment.folder import speaking_of, write_whole
+from fedsat.experiment.jobs import Job
 from fedsat.experiment.store import ONLY_HOW, Shelf, StoredRun, identity
+from fedsat.report.progress import ConsoleDisplay, say
 from reproduction import SCALES, STUDIES, Study, find
 from reproduction.document import spread, write_document
 from reproduction.results import Key, Result, add_results, read_results, results_file, results_of
@@ -113,7 +115,7 @@ def run(
         shown = ((cell, run) for run in done for cell in shown_in[identity(run.table)])
         add_results(path, [line for cell, run in shown for line in results_of(cell, extra, scale, run)])
 
-    outcome = carry_out(console, jobs, shelf, at_once, keep)
+    outcome = carry_out(ConsoleDisplay(console), jobs, shelf, at_once, keep)
     say(console, f"results: {path}")
     outcome.complain()
 

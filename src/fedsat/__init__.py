@@ -8,28 +8,28 @@ print(run.summary["accuracy"], run.summary["worst_class_recall"])
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable
-from pathlib import Path
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-# Set before torch is loaded. Torch's threads spin while they wait for each other at every operation. Without a bound,
-# they take a core from other processes, and runs on a busy machine stall for minutes (docs/measurements/engine.md).
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-
-from fedsat import data
-from fedsat.algorithms import Algorithm, Objective, Weighting
-from fedsat.errors import DataError, FedsatError, TrainingError, UsageError
-from fedsat.experiment import Callback, Callbacks, Config, Run, load_checkpointed, prepare, train
-from fedsat.experiment.config import override
-from fedsat.metrics import Evaluation, Metric, RoundRecord, metric, metric_path
 from fedsat.version import __version__
+
+if TYPE_CHECKING:
+    from fedsat import data
+    from fedsat.algorithms import Algorithm, Objective, Weighting
+    from fedsat.api import compare, configure, load, report, resume, run
+    from fedsat.data import Dataset
+    from fedsat.errors import DataError, FedsatError, TrainingError, UsageError
+    from fedsat.experiment import Callback, Config, Run, prepare, restore, train
+    from fedsat.metrics import Evaluation, Metric, RoundRecord, metric
+    from fedsat.report.side_by_side import Comparison
 
 __all__ = [
     "Algorithm",
     "Callback",
+    "Comparison",
     "Config",
     "DataError",
+    "Dataset",
     "Evaluation",
     "FedsatError",
     "Metric",
@@ -40,42 +40,41 @@ __all__ = [
     "UsageError",
     "Weighting",
     "__version__",
+    "compare",
     "configure",
     "data",
-    "load_checkpointed",
+    "load",
     "metric",
     "prepare",
+    "report",
+    "restore",
     "resume",
     "run",
     "train",
 ]
 
-
-def configure(*, with_parts: Iterable[str] = (), without: Iterable[str] = (), **settings: Any) -> Config:
-    """A configuration from settings named as on the command line, for example `lr=0.05` or `gamma=0.5`.
-
-    A part may be given by name, as a table (`partition={"name": "lsmc", "classes_per_client": 2}`), as an
-    instance (`algorithm=FedSat(gamma=0.5)`), or, for a model or method of your own, as its class. `metrics` takes
-    functions as well as their `module:name`.
-    """
-    if not isinstance(settings.get("metrics", ""), str):
-        settings["metrics"] = [metric_path(each) for each in settings["metrics"]]
-    named = [(key, _by_name(value) if isinstance(value, type) else value) for key, value in settings.items()]
-    return Config.of(override({}, named, with_parts, without))
+_HOMES = {
+    "fedsat.algorithms": ("Algorithm", "Objective", "Weighting"),
+    "fedsat.api": ("compare", "configure", "load", "report", "resume", "run"),
+    "fedsat.data": ("Dataset",),
+    "fedsat.errors": ("DataError", "FedsatError", "TrainingError", "UsageError"),
+    "fedsat.experiment": ("Callback", "Config", "Run", "prepare", "restore", "train"),
+    "fedsat.metrics": ("Evaluation", "Metric", "RoundRecord", "metric"),
+    "fedsat.report.side_by_side": ("Comparison",),
+}
+"""Where each name comes from. Modules are imported at the first use of a name: `import fedsat` does not load torch."""
 
 
-def run(*, out: str | Path | None = None, callbacks: Callbacks = (), **settings: Any) -> Run:
-    """Train a federation; see `configure` for the settings. Files are written only where `out` says.
-
-    A callback is a `Callback`, or a function that is called with the run and the record after each round.
-    """
-    return train(prepare(configure(**settings), Path(out) if out is not None else None), callbacks)
-
-
-def resume(folder: str | Path, *, rounds: int | None = None, callbacks: Callbacks = ()) -> Run:
-    """Continue the run in `folder` from its last checkpoint, or to more rounds than it had."""
-    return train(load_checkpointed(Path(folder), rounds), callbacks)
+def __getattr__(name: str) -> Any:
+    if name == "data":
+        return import_module("fedsat.data")
+    if name not in __all__:
+        raise AttributeError(f"module 'fedsat' has no attribute {name!r}")
+    # All names at once, because importing the package `fedsat.report` would hide the function `report`.
+    for home, names in _HOMES.items():
+        globals().update({each: getattr(import_module(home), each) for each in names})
+    return globals()[name]
 
 
-def _by_name(part: type) -> str:
-    return f"{part.__module__}:{part.__qualname__}"
+def __dir__() -> list[str]:
+    return __all__

@@ -1,4 +1,4 @@
-"""`python -m fedsat`."""
+"""`python -m fedsat`: the same program as `fedsat`."""
 
 from fedsat.cli import main
 

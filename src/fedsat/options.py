@@ -116,7 +116,8 @@ def coerce(value: Any, kind: Any, label: str) -> Any:
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in arguments:
             return None
-        return coerce(value, next(a for a in arguments if a is not type(None)), label)
+        named, *others = (a for a in arguments if a is not type(None))
+        return value if isinstance(value, tuple(others)) else coerce(value, named, label)
     if origin is tuple:
         if isinstance(value, str) and arguments[0] is str:
             value = [item.strip() for item in value.split(",") if item.strip()]

@@ -45,7 +45,7 @@ def test_compare_with_a_grid(capsys: pytest.CaptureFixture[str]) -> None:
     grid = ["--grid", "gamma=0.5,0.9", "--grid", "lr=0.05"]
     code, out, _ = fedsat(capsys, "compare", *SMALL, "--methods", "fedavg,fedsat", *grid, "--out", "grid")
     assert code == 0
-    assert "fedsat gamma=0.5" in " ".join(out.split())
+    assert "fedsat, gamma=0.5" in " ".join(out.split())
     assert {path.name for path in Path("grid").iterdir() if path.is_dir()} == {
         "fedavg-lr=0.05-seed0", "fedsat-gamma=0.5-lr=0.05-seed0", "fedsat-gamma=0.9-lr=0.05-seed0",
     }  # fmt: skip
@@ -111,7 +111,7 @@ def test_what_nobody_foresaw_in_a_process_is_told_with_its_run(capsys: pytest.Ca
     assert "page: own/report.html" in out
     code, _, err = fedsat(capsys, *call, "own_two:Killed")
     assert (code, err.count("\n")) == (1, 1)
-    assert "a run's process was killed, perhaps because memory ran out" in err
+    assert "the process of a run was killed, perhaps for lack of memory" in err
 
 
 def test_a_method_that_diverges_does_not_stop_the_others(capsys: pytest.CaptureFixture[str]) -> None:
@@ -149,8 +149,9 @@ def test_runs_in_processes_are_stopped_together(tmp_path: Path, number: signal.S
             process.wait(0.05)
     os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)  # as a terminal does
     out, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (code, "fedsat: stopped\n")
-    assert "0 of 3 runs are done; the same command goes on from here" in out
+    word = "interrupted" if number == signal.SIGINT else "terminated"
+    assert (process.returncode, err) == (code, f"fedsat: {word}\n")
+    assert "0 of 3 runs are done; repeat the command to continue" in out
     for file in files:
         assert json.loads((file.parent / "summary.json").read_text())["status"] == "interrupted"
     assert not (tmp_path / "many" / "fedsat-seed0").exists()
@@ -161,25 +162,25 @@ def test_runs_in_processes_are_stopped_together(tmp_path: Path, number: signal.S
 def test_compare_takes_up_what_was_interrupted(capsys: pytest.CaptureFixture[str]) -> None:
     call = ["compare", *SMALL, "--methods", "fedavg,fedsat", "--checkpoint-every", "1", "--out"]
     fedsat(capsys, *call, "whole")
-    assert not Path("whole/fedsat-seed0/checkpoints").exists()  # nobody goes on from a finished one
+    assert not Path("whole/fedsat-seed0/checkpoints").exists()  # nobody resumes a finished one
     settings = tomllib.loads(Path("whole/fedsat-seed0/config.toml").read_text())
     run = package.prepare(package.Config.of(settings), Path("cut/fedsat-seed0"))
-    run.play()
-    run.play()
+    run.run_round()
+    run.run_round()
     del run
     code, out, _ = fedsat(capsys, *call, "cut")
     assert code == 0
-    assert "note: cut/fedsat-seed0 goes on after round 2 of 3" in out
+    assert "note: cut/fedsat-seed0 resumes after round 2 of 3" in out
     assert {path.name for path in Path("cut").iterdir() if path.is_dir()} == {"fedavg-seed0", "fedsat-seed0"}
     assert results(Path("cut/fedsat-seed0")) == results(Path("whole/fedsat-seed0"))
-    # A checkpoint that cannot be used is told, and the run begins anew beside it.
+    # A checkpoint that cannot be used is reported, and the run starts again beside it.
     run = package.prepare(package.Config.of(settings), Path("bad/fedsat-seed0"))
-    run.play()
+    run.run_round()
     del run
     Path("bad/fedsat-seed0/checkpoints/round-000001.json").write_text("{}")
     code, out, _ = fedsat(capsys, *call, "bad")
     assert code == 0
-    assert "it begins anew in bad/fedsat-seed0-2\n" in out
+    assert "it starts again in bad/fedsat-seed0-2\n" in out
     assert results(Path("bad/fedsat-seed0-2")) == results(Path("whole/fedsat-seed0"))
 
 
@@ -189,10 +190,10 @@ def test_what_there_is_to_know_of_runs_in_processes_is_told(capsys: pytest.Captu
     for name in ("fedavg-seed0", "fedsat-seed0"):
         settings = tomllib.loads(Path(f"whole/{name}/config.toml").read_text())
         run = package.prepare(package.Config.of(settings), Path("cut", name))
-        run.play()
+        run.run_round()
         del run
     Path("cut/fedavg-seed0/checkpoints/round-000001.json").write_text("{}")
     notes = sorted(line for line in fedsat(capsys, *call, "cut", "--jobs", "2")[1].splitlines() if "note:" in line)
-    assert notes[0].startswith("fedavg-seed0  note: cut/fedavg-seed0 cannot be taken up: the checkpoint of round 1")
-    assert notes[0].endswith("; it begins anew in cut/fedavg-seed0-2")
-    assert "fedsat-seed0  note: cut/fedsat-seed0 goes on after round 1 of 3" in notes
+    assert notes[0].startswith("fedavg-seed0  note: cut/fedavg-seed0 cannot be resumed: the checkpoint of round 1")
+    assert notes[0].endswith("; it starts again in cut/fedavg-seed0-2")
+    assert "fedsat-seed0  note: cut/fedsat-seed0 resumes after round 1 of 3" in notes

@@ -106,5 +106,5 @@ def test_picture(tmp_path: Path, clients: int, classes: int) -> None:
 
 def test_picture_that_cannot_be_written(tmp_path: Path, small: Federation) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(UsageError, match="cannot write the picture"):
+    with pytest.raises(UsageError, match="cannot write the plot"):
         draw(small, tmp_path / "file" / "picture.png")

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from fedsat import data
-from fedsat.data.folders import hold_out, load_folder
+from fedsat.data.arrays import hold_out
+from fedsat.data.folders import load_folder
 from fedsat.errors import DataError, UsageError
 
 RNG = np.random.default_rng(1)

@@ -284,7 +284,7 @@ class TestFile:
 
     def test_clients_must_agree(self, tmp_path: Path) -> None:
         (tmp_path / "p.json").write_text("[[0, 1], [2, 3, 4]]")
-        with pytest.raises(UsageError, match="is for 2 clients, not 3"):
+        with pytest.raises(UsageError, match="is for 2 clients; set clients to that number, not to 3"):
             self.read(tmp_path / "p.json", clients=3)
 
     @pytest.mark.parametrize(
@@ -322,7 +322,7 @@ class TestFile:
 
 
 def test_every_part_is_listed_with_its_meaning() -> None:
-    assert set(partitions) == {"ls", "lsmc", "lqsmc", "iid", "quantity", "file"}
+    assert set(partitions) == {"ls", "lsmc", "lqsmc", "iid", "quantity", "natural", "file"}
     for name in partitions:
         assert partitions.entry(name).summary
         assert all(field.option.help for field in partitions.options(name).values())

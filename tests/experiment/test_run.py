@@ -161,14 +161,14 @@ def test_bad_devices(device: str, message: str) -> None:
 
 def test_notes_say_what_was_limited() -> None:
     run = fedsat.prepare(fedsat.configure(**{**SMALL, "per_round": 29}))
-    assert run.notes == ["3 workers are asked for; a client and all nodes not called make 2"]
+    assert run.notes == ["workers is 3; a client and the nodes that are not sampled are only 2"]
 
 
-def test_a_round_whose_evaluation_is_interrupted_was_not_played(
+def test_a_round_whose_evaluation_is_interrupted_does_not_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = fedsat.prepare(fedsat.configure(**SMALL), tmp_path / "run")
-    run.play()
+    run.run_round()
 
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -229,7 +229,7 @@ def test_labels_are_flipped_for_training_and_not_for_judging() -> None:
         ({"attack": "scale"}, "give both, such as --attack sign-flip --attackers 0.2"),
         ({"attackers": 0.2}, "give both"),
         ({"max_norm": 0.5}, "below 1 it could refuse everybody"),
-        ({"stragglers": 0.2, "epochs": 1}, "with epochs = 1 there are none fewer"),
+        ({"stragglers": 0.2, "epochs": 1}, "with epochs = 1 they cannot"),
         ({"dropout": 1.0}, "dropout is 1; it must be below 1"),
         ({"attack": "sing-flip", "attackers": 0.2}, "did you mean 'sign-flip'"),
     ],

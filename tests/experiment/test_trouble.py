@@ -40,7 +40,7 @@ def files_no_longer_than(size: int) -> Iterator[None]:
 def test_a_full_disk_keeps_the_last_checkpoint(tmp_path: Path) -> None:
     fedsat.run(**TINY, out=tmp_path / "whole")
     killed_after(3, tmp_path / "run")
-    run = fedsat.load_checkpointed(tmp_path / "run")
+    run = fedsat.restore(tmp_path / "run")
     largest = (tmp_path / "run" / "checkpoints" / "round-000002.safetensors").stat().st_size
     with (
         files_no_longer_than(largest // 2),
@@ -51,14 +51,14 @@ def test_a_full_disk_keeps_the_last_checkpoint(tmp_path: Path) -> None:
     assert [line.round for line in read_records(tmp_path / "run")] == [1, 2, 3, 4]
     del run
     run = fedsat.resume(tmp_path / "run")
-    assert "goes on after round 2 of 6" in run.notes[0]
+    assert "resumes after round 2 of 6" in run.notes[0]
     assert results(tmp_path / "run") == results(tmp_path / "whole")
 
 
 def test_a_disk_full_amid_a_line_keeps_whole_lines(tmp_path: Path) -> None:
     fedsat.run(**TINY, out=tmp_path / "whole")
     killed_after(3, tmp_path / "run")
-    run = fedsat.load_checkpointed(tmp_path / "run")
+    run = fedsat.restore(tmp_path / "run")
     size = (tmp_path / "run" / "metrics.jsonl").stat().st_size
     with files_no_longer_than(size + 40), pytest.raises(fedsat.FedsatError, match=r"cannot write to"):
         fedsat.train(run)
@@ -109,7 +109,7 @@ def test_the_command_says_it_in_one_line(tmp_path: Path) -> None:
     done = subprocess.run(["bash", "-c", limited], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr == "fedsat: cannot write to run/checkpoints: File too large\n"
-    assert "rounds are kept in run; fedsat resume run goes on" in done.stdout
+    assert "rounds are kept in run; continue with fedsat resume run" in done.stdout
 
 
 def test_killed_for_real(tmp_path: Path) -> None:

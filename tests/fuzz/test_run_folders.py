@@ -1,4 +1,4 @@
-"""Run folders changed at random: a run goes on to exactly the right end, or is refused."""
+"""Run folders changed at random: a run continues to exactly the right end, or is refused."""
 
 from __future__ import annotations
 

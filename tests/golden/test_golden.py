@@ -1,6 +1,6 @@
-"""Golden metrics: a small matrix of runs comes to the numbers it came to before, whatever is rebuilt inside.
+"""Golden metrics: a small matrix of runs must give the recorded numbers exactly, whatever changes inside.
 
-`python tests/golden/test_golden.py` records `metrics.json` anew, for a change that means to change numbers.
+`python tests/golden/test_golden.py` records `metrics.json` again, after a change that is meant to change numbers.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ MATRIX = {
 }
 
 
-def came_to(run: Any) -> dict[str, Any]:
-    """A run's rounds (training loss, accuracy, recall of the worst class) and the digest of its model."""
+def outcome(run: Any) -> dict[str, Any]:
+    """Return training loss, accuracy and worst-class recall of each round, and a digest of the final model."""
     digest = hashlib.sha256()
     for tensor in (*run.model.params.values(), *run.model.buffers.values()):
         digest.update(tensor.contiguous().numpy().tobytes())
@@ -41,13 +41,13 @@ def came_to(run: Any) -> dict[str, Any]:
 
 
 def machine() -> str:
-    """What decides the last digits."""
+    """Return what determines the last digits of the numbers."""
     return f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}"
 
 
 def assert_golden(name: str, run: Any) -> None:
-    """To the last bit on the machine that recorded the numbers; elsewhere sums may round differently."""
-    golden, found = json.loads(FILE.read_text()), came_to(run)
+    """Compare bit by bit on the kind of machine that recorded the numbers; elsewhere, sums may round differently."""
+    golden, found = json.loads(FILE.read_text()), outcome(run)
     if golden["machine"] == machine():
         assert found == golden["runs"][name]
     else:
@@ -56,21 +56,23 @@ def assert_golden(name: str, run: Any) -> None:
 
 
 def resumed(folder: Path) -> Any:
-    """Three rounds of FedSat with everything that a checkpoint holds, of which the last was played after a resume."""
+    """Run three rounds of FedSat with everything that a checkpoint contains, the last one after a resume."""
     settings = {**SMALL, "algorithm": "fedsat", "model": MODELS["mlp"], "average": 0.8, "checkpoint_every": 1}
     fedsat.run(**settings, out=folder)
     return fedsat.resume(folder, rounds=3)
 
 
 def federated(folder: Path) -> Any:
-    """Two rounds of FedSat by nodes of Flower, in this process."""
-    from fedsat.flower.loop import LoopGrid  # noqa: PLC0415 (only with Flower)
+    """Run two rounds of FedSat on Flower nodes in this process."""
+    from fedsat.flower.in_process import InProcessNodes  # noqa: PLC0415 (only with Flower)
     from fedsat.flower.server import prepare  # noqa: PLC0415
     from fedsat.flower.terms import Terms  # noqa: PLC0415
 
     settings = {**SMALL, "clients": 6, "algorithm": "fedsat", "model": MODELS["mlp"], "engine": "sequential"}
     nodes = [{"dataset": "mnist-mini", "partition-id": client, "num-partitions": 6} for client in range(6)]
-    return fedsat.train(prepare(LoopGrid(*nodes), fedsat.configure(**settings), Terms(timeout=60, wait=60), folder))
+    return fedsat.train(
+        prepare(InProcessNodes(*nodes), fedsat.configure(**settings), Terms(timeout=60, wait=60), folder)
+    )
 
 
 @pytest.mark.parametrize("name", MATRIX)
@@ -88,12 +90,12 @@ def test_nodes(tmp_path: Path) -> None:
 
 
 def record() -> None:
-    """Write the file anew."""
-    torch.set_num_threads(1)  # as all tests have it
-    runs = {name: came_to(fedsat.run(**SMALL, **settings)) for name, settings in MATRIX.items()}
+    """Write the file."""
+    torch.set_num_threads(1)  # as in all tests
+    runs = {name: outcome(fedsat.run(**SMALL, **settings)) for name, settings in MATRIX.items()}
     with tempfile.TemporaryDirectory() as folder:
-        runs["resumed"] = came_to(resumed(Path(folder) / "a"))
-        runs["on nodes"] = came_to(federated(Path(folder) / "b"))
+        runs["resumed"] = outcome(resumed(Path(folder) / "a"))
+        runs["on nodes"] = outcome(federated(Path(folder) / "b"))
     lines = ",\n".join(f'    "{name}": {json.dumps(found)}' for name, found in runs.items())
     FILE.write_text(f'{{\n  "machine": "{machine()}",\n  "runs": {{\n{lines}\n  }}\n}}\n')
 

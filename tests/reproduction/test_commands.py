@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fedsat.cli.batch import train
+from fedsat.experiment.batch import train_shown
 from reproduction.commands import _choice
 from reproduction.results import read_results
 from tests.support.calling import reproduction as fedsat
@@ -39,9 +39,9 @@ def test_results_are_kept_run_by_run(capsys: pytest.CaptureFixture[str], monkeyp
 
     def watched(*given: Any, **options: Any) -> None:
         kept.append([result.line["contender"] for result in read_results(path)])
-        train(*given, **options)
+        train_shown(*given, **options)
 
-    monkeypatch.setattr("fedsat.cli.batch.train", watched)
+    monkeypatch.setattr("fedsat.experiment.batch.train_shown", watched)
     only = ["--only", "dataset=mnist,model=mlp,lr=0.01,method=fedavg,fedprox"]
     assert fedsat(capsys, "run", "table-ls", *only)[0] == 0
     assert kept == [[], ["fedavg", "fedavg, averaged"]]

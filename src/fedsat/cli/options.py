@@ -1,4 +1,4 @@
-"""The options of a run on the command line, made from the configuration itself so that both always agree."""
+"""The options of a run on the command line, made from the configuration so that both always agree."""
 
 from __future__ import annotations
 
@@ -11,34 +11,50 @@ from typing import Annotated, Any
 
 import typer
 
+from fedsat.cli.sections import MACHINE, ORDER, OTHER, OUTPUT, SECTIONS, flag, section_of
 from fedsat.errors import UsageError
 from fedsat.experiment.config import Config, override, parse_value, read
 from fedsat.experiment.parts import part_names
 from fedsat.options import OptionField, options_of
 
 PARTITION_OPTIONS = {
-    "classes_per_client": (int, "classes of a client (lsmc), or the fewest it has (lqsmc)"),
-    "beta": (float, "β of the Dirichlet distribution (ls, quantity): smaller is more skewed"),
+    "classes_per_client": (int, "classes of each client (lsmc), or the fewest a client can have (lqsmc)"),
+    "beta": (float, "β of the Dirichlet distribution (ls, quantity); smaller values give more skew"),
 }
-"""Options of the partition that have a flag of their own."""
+"""Options of the partition that the command line has as options of its own."""
 
-
-AtOnce = Annotated[int, typer.Option("--jobs", help="runs carried out at once, each in a process of its own", min=1)]
-
+KEYWORD = inspect.Parameter.KEYWORD_ONLY
 METAVARS = {int: "N", float: "NUMBER", str: "NAME"}
+
+AtOnce = Annotated[
+    int,
+    typer.Option(
+        "--jobs", help="runs to train at the same time, each in its own process", min=1, rich_help_panel=MACHINE
+    ),
+]
+
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        help="folder for the files [default: runs/ and a name made from the settings]",
+        show_default=False,
+        rich_help_panel=OUTPUT,
+    ),
+]
 
 
 def configured(
     *, without: tuple[str, ...] = (), also: type | None = None
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Give a command every option of a run, and hand it the resulting table of settings as its first argument.
+    """Give a command every option of a run, and pass it the resulting table of settings as its first argument.
 
-    `without` names settings that mean nothing to the command, or that it has its own word for; `also` is a part whose
-    options it has as well, handed over as its second argument, those that were given.
+    `without` names settings that the command does not have. `also` is a class whose options it has in addition; those
+    that the user gave are passed as the second argument.
     """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        extra = [] if also is None else [flag for flag in _flags(also) if flag.name not in without]
+        extra = [] if also is None else [option for option in _options(also) if option.name not in without]
         taken = list(inspect.signature(command, eval_str=True).parameters.values())[1 if also is None else 2 :]
         own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in taken]
         run_options = [parameter for parameter in _parameters() if parameter.name not in without]
@@ -47,20 +63,20 @@ def configured(
         def wrapper(**given: Any) -> Any:
             mine = {parameter.name: given.pop(parameter.name) for parameter in own}
             others = {parameter.name: given.pop(parameter.name) for parameter in extra}
-            asked = {name: value for name, value in others.items() if value is not None}
-            return command(settings_table(given), *([] if also is None else [asked]), **mine)
+            chosen = {name: value for name, value in others.items() if value is not None}
+            return command(settings_table(given), *([] if also is None else [chosen]), **mine)
 
-        parameters = [*run_options, *extra, *own]
+        parameters = _ordered([*run_options, *extra, *own])
         wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        del wrapper.__wrapped__  # typer would look through to the command's own signature
+        del wrapper.__wrapped__  # otherwise typer reads the signature of the command itself
         return wrapper
 
     return decorate
 
 
 def settings_table(given: dict[str, Any]) -> dict[str, Any]:
-    """The complete table of settings that a file and options ask for, options last."""
+    """The complete table of settings, from the configuration file and the options; options take precedence."""
     config_file, sets = given.pop("config_file"), given.pop("set_", None) or []
     on, off = given.pop("with_", None), given.pop("without", None)
     settings = [
@@ -81,7 +97,7 @@ def split_setting(text: str, option: str) -> tuple[str, str]:
 
 
 def read_settings(texts: list[str]) -> list[tuple[str, Any]]:
-    """The settings that `--set key=value`, repeated, asks for."""
+    """The settings in the values of `--set key=value`, which can be repeated."""
     pairs = [split_setting(text, "--set") for text in texts]
     return [(key, parse_value(value)) for key, value in pairs]
 
@@ -91,47 +107,55 @@ def _names(text: str | None) -> list[str]:
 
 
 def _parameters() -> list[inspect.Parameter]:
-    """One keyword parameter for each setting, with typer's description of it."""
-    file = typer.Argument(metavar="[CONFIG.toml]", help="settings of a run; options override them", show_default=False)
-    parameters = [_parameter("config_file", Path, file), *_flags(Config)]
-    for name, (kind, text) in PARTITION_OPTIONS.items():
-        parameters.append(_parameter(name, kind, _flag(name, text, METAVARS[kind])))
-    parameters += [
-        _parameter("without", str, _flag("without", "leave out parts: psl, correction, pwa", "PARTS")),
-        _parameter("with_", str, _flag("with", f"put parts on a method: {', '.join(part_names())}", "PARTS")),
-        _parameter("set_", list[str], _flag("set", "any other setting; may be repeated", "KEY=VALUE")),
+    """One keyword parameter for each setting of a run, with typer's description of it."""
+    file = typer.Argument(metavar="[CONFIG.toml]", help="file with settings; options override it", show_default=False)
+    parts = f"parts to add to the method, separated by commas: {', '.join(part_names())}"
+    return [
+        inspect.Parameter("config_file", KEYWORD, default=None, annotation=Annotated[Path | None, file]),
+        *_options(Config),
+        *(_option(name, kind, text, METAVARS[kind]) for name, (kind, text) in PARTITION_OPTIONS.items()),
+        _option("with_", str, parts, "PARTS"),
+        _option("without", str, "parts to remove from the method, such as psl, correction, pwa", "PARTS"),
+        _option("set_", list[str], "any other setting, such as gamma=0.5; can be repeated", "KEY=VALUE"),
     ]
-    return parameters
 
 
-def _flags(part: type) -> list[inspect.Parameter]:
-    """One keyword parameter for each option of a part."""
+def _options(part: type) -> list[inspect.Parameter]:
+    """One keyword parameter for each option of a class."""
     parameters = []
     for name, field in options_of(part).items():
-        help_text = f"{field.option.help} [{_default(field)}]" if _default(field) else field.option.help
         kind = _flag_type(field.type)
-        parameters.append(_parameter(name, kind, _flag(name, help_text, METAVARS[kind])))
+        parameters.append(_option(name, kind, _help_text(field), METAVARS[kind]))
     return parameters
 
 
-def _parameter(name: str, kind: Any, info: Any) -> inspect.Parameter:
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, info]
-    )
+def _option(name: str, kind: Any, text: str, metavar: str) -> inspect.Parameter:
+    info = typer.Option(flag(name), help=text, metavar=metavar, show_default=False, rich_help_panel=section_of(name))
+    return inspect.Parameter(name, KEYWORD, default=None, annotation=Annotated[kind | None, info])
 
 
-def _flag(name: str, text: str, metavar: str) -> Any:
-    return typer.Option(f"--{name.replace('_', '-')}", help=text, metavar=metavar, show_default=False)
+def _ordered(parameters: list[inspect.Parameter]) -> list[inspect.Parameter]:
+    """Parameters by section, in the order of `SECTIONS`; a command's own options come last in theirs."""
+
+    def place(parameter: inspect.Parameter) -> tuple[int, int]:
+        info = typing.get_args(parameter.annotation)[-1]
+        return list(SECTIONS).index(info.rich_help_panel or OTHER), ORDER.get(parameter.name, len(ORDER))
+
+    return sorted(parameters, key=place)
 
 
 def _flag_type(kind: Any) -> Any:
-    """What the command line reads for a setting: numbers as such, everything else as text."""
+    """The type that the command line converts a setting to: numbers, or else text."""
     kinds = {part for part in (kind, *typing.get_args(kind)) if part in (int, float)}
     return kinds.pop() if kinds else str
 
 
-def _default(field: OptionField) -> str:
-    """A setting's default, as the user would write it."""
+def _help_text(field: OptionField) -> str:
+    """The meaning of a setting, its choices and its default, as the user would write it."""
+    text = field.option.help.replace(" [", " [default: ")
+    if typing.get_origin(field.type) is typing.Literal:
+        text += f" ({', '.join(typing.get_args(field.type))})"
+    default = field.default
     if field.option.among is not None:
-        return field.option.among.name_of(field.default)
-    return "" if field.default is None else str(field.default)
+        default = field.option.among.name_of(default)
+    return text if default in (None, ()) else f"{text} [default: {default}]"

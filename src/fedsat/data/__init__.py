@@ -1,4 +1,4 @@
-"""Data: what a dataset is, where it comes from, and how it is divided among clients."""
+"""Datasets, where they come from, and how they are divided among clients."""
 
 from fedsat.data.cache import cache_folder, is_cached
 from fedsat.data.catalog import DATASETS, DatasetInfo
@@ -6,7 +6,7 @@ from fedsat.data.datasets import Dataset, Split, load
 from fedsat.data.download import Reporter
 from fedsat.data.federation import Federation, Range, Summary
 from fedsat.data.label_skew import LabelQuantitySkewMissingClasses, LabelSkew, LabelSkewMissingClasses
-from fedsat.data.partition import FromFile, Iid, Partition, Quantity, make_partition, partitions
+from fedsat.data.partition import FromFile, Iid, Natural, Partition, Quantity, make_partition, partitions
 from fedsat.data.picture import draw
 from fedsat.data.sources import get
 
@@ -20,6 +20,7 @@ __all__ = [
     "LabelQuantitySkewMissingClasses",
     "LabelSkew",
     "LabelSkewMissingClasses",
+    "Natural",
     "Partition",
     "Quantity",
     "Range",

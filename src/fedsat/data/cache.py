@@ -1,4 +1,4 @@
-"""The user's cache of fetched datasets: one folder each, written whole or not at all."""
+"""The user's cache of downloaded datasets, one folder each, written atomically."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedsat.errors import DataError
 
 
 def cache_folder() -> Path:
-    """Where fetched datasets live: `$FEDSAT_DATA`, otherwise the user's cache folder."""
+    """Return the folder of downloaded datasets: `$FEDSAT_DATA`, or the user's cache folder."""
     chosen = os.environ.get("FEDSAT_DATA")
     if chosen:
         return Path(chosen).expanduser()
@@ -28,12 +28,12 @@ def cache_folder() -> Path:
 
 
 def is_cached(name: str) -> bool:
-    """Whether the dataset has been fetched."""
+    """Whether the dataset has been downloaded."""
     return all((cache_folder() / name / f"{field}.npy").is_file() for field in Arrays._fields)
 
 
 def read(name: str) -> Arrays:
-    """A fetched dataset, checked to the last bit."""
+    """Read a downloaded dataset and verify its checksum."""
     folder = cache_folder() / name
     try:
         arrays = Arrays(*(read_npy(folder / f"{field}.npy") for field in Arrays._fields))
@@ -45,7 +45,7 @@ def read(name: str) -> Arrays:
 
 
 def write(name: str, arrays: Arrays) -> Path:
-    """Store a dataset: written beside its place, flushed to disk, then renamed; no half is ever seen."""
+    """Store a dataset atomically: write it to a temporary folder, flush it to disk, and rename the folder."""
     root = cache_folder()
     target = root / name
     with _writable(root):
@@ -57,7 +57,7 @@ def write(name: str, arrays: Arrays) -> Path:
                     file.flush()
                     os.fsync(file.fileno())
             partial.chmod(0o755)  # mkdtemp's folders are private; a shared cache should be readable
-            shutil.rmtree(target, ignore_errors=True)  # an incomplete folder, as `is_cached` would say otherwise
+            shutil.rmtree(target, ignore_errors=True)  # it is incomplete, otherwise `is_cached` were true
             partial.rename(target)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
@@ -66,7 +66,7 @@ def write(name: str, arrays: Arrays) -> Path:
 
 @contextmanager
 def locked(name: str, waiting: Callable[[], None]) -> Iterator[None]:
-    """Hold a dataset's lock; call `waiting` first if another process has it. It ends with the process."""
+    """Lock a dataset; if another process has the lock, call `waiting` first."""
     root = cache_folder()
     with ExitStack() as held:
         with _writable(root):

@@ -1,4 +1,4 @@
-"""The datasets that fedsat knows by name: what they hold, whence they come, how to tell they are whole."""
+"""The datasets with a name: contents, licence and checksums."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Arrays(NamedTuple):
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """What is known about a dataset before it is loaded."""
+    """The description of a dataset."""
 
     summary: str
     train_size: int
@@ -33,7 +33,7 @@ class DatasetInfo:
     origin: str
     licence: str
     sha256: tuple[str, str, str, str]
-    """Of the decoded arrays in the order of `Arrays`, C order, images channels last."""
+    """Checksums of the decoded arrays in the order of `Arrays`, in C order, with channels last."""
     builtin: bool = False
 
     @property
@@ -42,7 +42,7 @@ class DatasetInfo:
         return len(self.class_names)
 
     def verify(self, arrays: Arrays, where: str) -> Arrays:
-        """`arrays` if they are this dataset to the last bit; otherwise a `DataError` about `where`."""
+        """Return `arrays` if their checksums are right, otherwise raise a `DataError` about `where`."""
         for name, array, expected in zip(Arrays._fields, arrays, self.sha256, strict=True):
             size = self.train_size if name.startswith("train") else self.test_size
             shape = (size, *self.input_shape) if name.endswith("images") else (size,)
@@ -55,14 +55,14 @@ class DatasetInfo:
 
 
 def digest(array: NDArray[np.uint8]) -> str:
-    """The sha256 of an array, images taken channels last: the form in which checksums are published."""
+    """Return the sha256 of an array, images with channels last, as in the published checksums."""
     if array.ndim == 4:
         array = array.transpose(0, 2, 3, 1)
     return hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
 
 
 def info(name: str) -> DatasetInfo:
-    """The entry called `name`, or an error with the nearest name."""
+    """Return the description of a dataset, or raise an error with the nearest name."""
     if name not in DATASETS:
         raise unknown("dataset", name, DATASETS)
     return DATASETS[name]
@@ -162,4 +162,4 @@ DATASETS: dict[str, DatasetInfo] = {
         ),
     ),
 }
-"""Every dataset with a name, the built-in one first."""
+"""All datasets with a name, the built-in one first."""

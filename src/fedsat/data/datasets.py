@@ -1,36 +1,46 @@
-"""What a dataset is, and loading one by name or from a folder of the user's own."""
+"""Datasets, and loading one by name, from a folder, or from a function of your own."""
 
 from __future__ import annotations
 
+import hashlib
 import zipfile
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from fedsat.data import cache
+from fedsat.data.arrays import (
+    deviation,
+    encode_labels,
+    hold_out,
+    mean_and_variance,
+    number_clients,
+    samples_of,
+    whole_labels,
+)  # fmt: skip
 from fedsat.data.builtin import FILE
 from fedsat.data.catalog import DATASETS, Arrays, info
 from fedsat.errors import DataError, UsageError
+from fedsat.options import import_object
 from fedsat.seeding import Indices
 
-Floats = NDArray[np.float64]
 Moments = tuple[tuple[float, ...], tuple[float, ...]]
-"""Mean and deviation of each channel."""
+"""Mean and standard deviation of each channel."""
 
-CHUNK = 2048
-"""Images looked at together for statistics, so that memory stays small."""
+OBJECT = "object:"
+"""How records of runs name a dataset that was passed as an object."""
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
     """Samples and their labels.
 
-    `images` are uint8 [N, C, H, W], or float32 of any shape [N, ...] for a user's own data; `labels` are
-    int64 from 0 upwards.
+    `images` are uint8 [N, C, H, W], or float32 of any shape [N, ...]; `labels` are int64 from 0 upwards.
     """
 
     images: NDArray[Any]
@@ -53,8 +63,12 @@ class Split:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def take(self, indices: Indices) -> Split:
+        """Return some of the samples."""
+        return Split(self.images[indices], self.labels[indices])
 
-@dataclass(frozen=True, eq=False)
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
     """A training set, a test set, and the names of the classes; every class occurs in training."""
 
@@ -63,11 +77,93 @@ class Dataset:
     test: Split
     class_names: tuple[str, ...]
     note: str = ""
-    """What a user should know about it, for example how the test set came about."""
+    """What a user should know about it, for example how the test set was made."""
     lacking: bool = False
-    """Whether training may lack classes, as one node's share of a federation's data does."""
+    """Whether classes may be missing in training, as they are in one node's part of the data."""
     agreed: Moments | None = None
-    """Mean and deviation to normalise by, where they are not those of this training set but of the federation's."""
+    """Mean and standard deviation to normalise by, where they are those of the whole federation's training data."""
+    owners: Indices | None = None
+    """The client of each training sample, where the data are already divided."""
+
+    @classmethod
+    def from_arrays(
+        cls,
+        x: ArrayLike,
+        y: ArrayLike,
+        *,
+        test: Any = None,
+        clients: ArrayLike | None = None,
+        class_names: Sequence[str] | None = None,
+        name: str = "arrays",
+        seed: int = 0,
+    ) -> Dataset:
+        """Return a dataset of arrays or tensors.
+
+        Args:
+            x: Images [N, H, W], [N, H, W, C] or [N, C, H, W], or numbers of any shape [N, ...].
+            y: Class labels [N]: numbers from 0 upwards, or names.
+            test: The test set: a pair (x, y), or a torch `Dataset`. Without it, a sixth of each class is held out.
+            clients: The client of each sample, as number or name, if the data are already divided; see the partition
+                `natural`.
+            class_names: Names of the classes; by default, the labels are their names.
+            name: What to call the dataset in tables and records.
+            seed: Decides which samples are held out.
+        """
+        return cls._build(name, (x, y), test, clients, class_names, seed)
+
+    @classmethod
+    def from_torch(
+        cls,
+        train: Any,
+        *,
+        test: Any = None,
+        clients: ArrayLike | None = None,
+        class_names: Sequence[str] | None = None,
+        name: str = "torch",
+        seed: int = 0,
+    ) -> Dataset:
+        """Return a dataset of a torch `Dataset` with pairs (x, y), which is read once; see `from_arrays`."""
+        return cls._build(name, train, test, clients, class_names, seed)
+
+    @classmethod
+    def from_clients(
+        cls,
+        parts: Sequence[Any],
+        *,
+        test: Any = None,
+        class_names: Sequence[str] | None = None,
+        name: str = "clients",
+        seed: int = 0,
+    ) -> Dataset:
+        """Return a dataset that is already divided: one pair (x, y) or torch `Dataset` for each client."""
+        if not parts:
+            raise DataError(f"{name}: there is not a single client")
+        samples = [samples_of(part, f"{name}, client {client}") for client, part in enumerate(parts)]
+        clients = np.repeat(np.arange(len(parts)), [len(y) for _, y in samples])
+        try:
+            pooled = tuple(np.concatenate(arrays) for arrays in zip(*samples, strict=True))
+        except ValueError as error:
+            raise DataError(f"{name}: the clients' samples do not have the same shape: {error}") from error
+        return cls._build(name, pooled, test, clients, class_names, seed)
+
+    @classmethod
+    def _build(
+        cls,
+        name: str,
+        train: Any,
+        test: Any,
+        clients: ArrayLike | None,
+        class_names: Sequence[str] | None,
+        seed: int,
+    ) -> Dataset:
+        x, y = samples_of(train, name)
+        labels, names = encode_labels(y, class_names, name)
+        owners = None if clients is None else number_clients(clients, len(labels), name)
+        samples = Split(x, labels)
+        if test is None:
+            return with_test_held_out(name, samples, names, seed, owners=owners)
+        x, y = samples_of(test, f"{name}, test set")
+        return cls(name, samples, Split(x, encode_labels(y, names, f"{name}, test set")[0]), names, owners=owners)
 
     def __post_init__(self) -> None:
         if self.train.images.shape[1:] != self.test.images.shape[1:]:
@@ -82,6 +178,7 @@ class Dataset:
                     f"{self.name}: a {title} label is {split.labels.max()}; with {self.classes} classes"
                     f" labels run from 0 to {self.classes - 1}"
                 )
+        self._check_owners()
         if self.lacking:
             return
         empty = np.flatnonzero(np.bincount(self.train.labels, minlength=self.classes) == 0)
@@ -91,10 +188,29 @@ class Dataset:
                 f"{self.name}: class {name} (label {empty[0]}) has no training sample; number the classes without gaps"
             )
 
+    def _check_owners(self) -> None:
+        if self.owners is None:
+            return
+        if self.owners.shape != self.train.labels.shape:
+            raise DataError(f"{self.name}: {len(self.owners):,} samples have a client, of {len(self.train):,}")
+        empty = np.flatnonzero(np.bincount(self.owners) == 0)
+        if len(empty):
+            raise DataError(f"{self.name}: client {empty[0]} has no training sample; leave it out, or give a test set")
+
+    def __repr__(self) -> str:
+        clients = "" if self.clients is None else f", {self.clients:,} clients"
+        sizes = f"{len(self.train):,} training and {len(self.test):,} test samples"
+        return f"<Dataset {self.name}: {sizes} {list(self.input_shape)}, {self.classes} classes{clients}>"
+
     @property
     def classes(self) -> int:
         """m, the number of classes."""
         return len(self.class_names)
+
+    @property
+    def clients(self) -> int | None:
+        """The number of clients, where the data are already divided."""
+        return None if self.owners is None else int(self.owners.max()) + 1
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -108,7 +224,7 @@ class Dataset:
 
     @property
     def std(self) -> tuple[float, ...]:
-        """The training set's deviation of each channel (feature); 1 where it is constant."""
+        """The training set's standard deviation of each channel (feature); 1 where it is constant."""
         return self._moments[1]
 
     @cached_property
@@ -118,53 +234,77 @@ class Dataset:
         mean, variance = mean_and_variance(self.train.images)
         return tuple(mean.tolist()), tuple(deviation(mean, variance).tolist())
 
-
-def mean_and_variance(images: NDArray[Any]) -> tuple[Floats, Floats]:
-    """Of each channel (feature), with uint8 scaled to [0, 1]."""
-    scale = 255.0 if images.dtype == np.uint8 else 1.0
-    axes = (0, *range(2, images.ndim))
-    mean = images.mean(axis=axes, dtype=np.float64)
-    centre = mean.reshape(-1, *(1 for _ in axes[1:]))
-    squares = np.zeros_like(mean)
-    for start in range(0, len(images), CHUNK):
-        squares += np.square(images[start : start + CHUNK] - centre).sum(axis=axes)
-    return mean / scale, squares * (len(mean) / images.size) / scale**2
+    @cached_property
+    def reference(self) -> str:
+        """The dataset's name and checksum, which records of runs hold in place of the object."""
+        digest = hashlib.sha256(repr([self.class_names, self.train.images.shape, self.train.images.dtype]).encode())
+        owners = np.empty(0, np.int64) if self.owners is None else self.owners
+        for part in (self.train.images, self.train.labels, self.test.images, self.test.labels, owners):
+            digest.update(np.ascontiguousarray(part).data)
+        return f"{OBJECT}{self.name}:{digest.hexdigest()[:16]}"
 
 
-def deviation(mean: Floats, variance: Floats) -> Floats:
-    """What to divide by: the standard deviation, or 1 where a channel is constant up to rounding."""
-    std: Floats = np.sqrt(variance)
-    std[std <= 1e-10 * np.abs(mean)] = 1.0  # dividing by 1 leaves it at 0
-    return std
+def with_test_held_out(
+    name: str,
+    samples: Split,
+    class_names: Sequence[str],
+    seed: int,
+    *,
+    lacking: bool = False,
+    owners: Indices | None = None,
+) -> Dataset:
+    """Return a dataset whose test set is a sixth of each class."""
+    kept, held = hold_out(samples.labels, seed)
+    if not len(held):
+        raise DataError(f"{name}: no class has two samples, so none can be held out for testing")
+    note = f"{name} has no test set: {len(held):,} of {len(samples):,} samples are held out (seed {seed})"
+    owners = None if owners is None else owners[kept]
+    train, test = samples.take(kept), samples.take(held)
+    return Dataset(name, train, test, tuple(class_names), note, lacking=lacking, owners=owners)
 
 
-def whole_labels(labels: NDArray[Any], where: str) -> Indices:
-    """`labels` as int64; a `DataError` about `where` unless they are whole numbers from 0 upwards."""
-    if labels.ndim != 1 or labels.dtype.kind not in "iufb":
-        raise DataError(f"{where}: expected one axis of whole numbers, found {labels.dtype} {list(labels.shape)}")
-    wrong = np.flatnonzero(~((labels >= 0) & (labels < 2**31) & (labels == np.floor(labels))))
-    if len(wrong):
-        raise DataError(f"{where}: label {labels[wrong[0]]} of sample {wrong[0]} is not a whole number from 0 upwards")
-    return labels.astype(np.int64)
+def load(source: str | Dataset, *, image_size: int | None = None, seed: int = 0) -> Dataset:
+    """Return a dataset by name (see `DATASETS`), from a folder, or from your own function as `module:name`.
 
-
-def load(name: str, *, image_size: int | None = None, seed: int = 0) -> Dataset:
-    """A dataset by name (see `DATASETS`), or from a folder of the user's own (see `fedsat.data.folders`).
-
-    `image_size` resizes a user's image files to squares of that size; `seed` decides which samples are held
-    out for testing where a user's data has no test set. Neither concerns the named datasets.
+    `image_size` resizes the image files of a folder to squares of that size. `seed` decides which samples are held
+    out for testing where a folder has no test set. Neither affects other datasets.
     """
-    if name not in DATASETS and _is_path(name):
+    if isinstance(source, str) and source not in DATASETS and _is_path(source):
         from fedsat.data import folders  # noqa: PLC0415 (it builds on this module)
 
-        return folders.load_folder(Path(name).expanduser(), image_size=image_size, seed=seed)
+        return folders.load_folder(Path(source).expanduser(), image_size=image_size, seed=seed)
+    dataset = source if isinstance(source, Dataset) else _by_name(source)
+    if image_size not in (None, dataset.input_shape[-1]):
+        size = dataset.input_shape[-1]
+        raise UsageError(f"{dataset.name} has images of size {size}; image_size is for folders of image files")
+    return dataset
+
+
+def _by_name(name: str) -> Dataset:
+    if name.startswith(OBJECT):
+        _, called, checksum = name.split(":", 2)
+        raise DataError(
+            f"the dataset {called!r} (checksum {checksum}) was passed as an object; pass it again in Python: "
+            "fedsat.resume(folder, dataset=…) or fedsat.run(dataset=…)"
+        )
+    if ":" in name:
+        return _from_function(name)
     known = info(name)
-    if image_size not in (None, known.input_shape[-1]):
-        raise UsageError(f"{name} has images of size {known.input_shape[-1]}; image_size is for folders of image files")
     arrays = _builtin(name) if known.builtin else _fetched(name)
     train = Split(arrays.train_images, arrays.train_labels.astype(np.int64))
     test = Split(arrays.test_images, arrays.test_labels.astype(np.int64))
     return Dataset(name, train, test, known.class_names)
+
+
+def _from_function(path: str) -> Dataset:
+    """Call the function that `module:name` points to."""
+    function = import_object("dataset", path)
+    if not callable(function):
+        raise UsageError(f"the dataset {path} is not a function; it must be one without arguments")
+    made = function()
+    if not isinstance(made, Dataset):
+        raise UsageError(f"{path}() returned a {type(made).__name__}; it must return a fedsat.Dataset")
+    return replace(made, name=path)
 
 
 def _is_path(name: str) -> bool:
@@ -173,7 +313,7 @@ def _is_path(name: str) -> bool:
 
 def _fetched(name: str) -> Arrays:
     if not cache.is_cached(name):
-        raise DataError(f"{name} has not been fetched yet; run `fedsat data get {name}`")
+        raise DataError(f"{name} is not on this machine yet; run `fedsat data get {name}`")
     return cache.read(name)
 
 

@@ -1,4 +1,4 @@
-"""Fetching one file over http(s): resumable, bounded in time and size, reporting its progress."""
+"""Downloading a file over http(s): resumable, limited in time and size, with progress reports."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from fedsat.errors import DataError
 from fedsat.version import __version__
 
 TIMEOUT = 20.0
-"""Seconds without a byte after which a server counts as silent."""
+"""Seconds without data after which a transfer is given up."""
 ATTEMPTS = 3
-"""How often a broken transfer is taken up again before the address is given up."""
+"""How often an interrupted transfer is resumed."""
 CHUNK = 1 << 18
 
 
 class Reporter(Protocol):
-    """Where fetching says what happens; the command line prints lines and draws a bar."""
+    """Receives messages and progress; the command line prints them."""
 
     def line(self, text: str) -> None:
-        """Something worth one line: a source that failed, a dataset that is ready."""
+        """Report one line: a source that failed, a dataset that is ready."""
 
     def progress(self, what: str, done: int, total: int | None) -> None:
-        """`what` has come `done` of `total` bytes; the total is None where it is not known."""
+        """Report `done` of `total` bytes of `what`; the total is None if it is unknown."""
 
 
 class Silent:
-    """A reporter for those who only want the result."""
+    """A reporter that does nothing."""
 
     def line(self, text: str) -> None:
-        """Say nothing."""
+        """Ignore a message."""
 
     def progress(self, what: str, done: int, total: int | None) -> None:
-        """Draw nothing."""
+        """Ignore progress."""
 
 
 def download(address: str, target: Path, reporter: Reporter, limit: int) -> Path:
-    """Fetch `address` to `target`, going on where an earlier attempt (`target`.part) broke off."""
+    """Download `address` to `target`, resuming an earlier attempt (`target`.part)."""
     if target.exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -49,23 +49,23 @@ def download(address: str, target: Path, reporter: Reporter, limit: int) -> Path
             _transfer(address, part, reporter, limit)
         except urllib.error.HTTPError as error:
             error.close()
-            if error.code == 416 and part.exists():  # the part is not a beginning of the file: start over
+            if error.code == 416 and part.exists():  # the partial file does not match: start over
                 part.unlink()
             elif error.code < 500 or attempt == ATTEMPTS:
-                raise DataError(f"{address}: the server answers {error.code} {error.reason}") from error
+                raise DataError(f"{address}: the server responded with {error.code} {error.reason}") from error
         except urllib.error.URLError as error:
-            # No connection at all; only a transfer that had begun is worth taking up again.
+            # No connection; only a transfer that has started is resumed.
             raise DataError(f"{address}: cannot connect ({error.reason})") from error
         except (OSError, http.client.HTTPException) as error:
             if attempt == ATTEMPTS:
-                raise DataError(f"{address}: the transfer broke off ({error or type(error).__name__})") from error
+                raise DataError(f"{address}: the transfer was interrupted ({error or type(error).__name__})") from error
         else:
             return part.replace(target)
     raise DataError(f"{address}: the server refuses to send the file from its beginning")
 
 
 def _transfer(address: str, part: Path, reporter: Reporter, limit: int) -> None:
-    """Append to `part` what is missing; raise when the end was not reached."""
+    """Append what is missing to `part`; raise an error if the end is not reached."""
     have = part.stat().st_size if part.exists() else 0
     headers = {"User-Agent": f"fedsat/{__version__}"}
     if have:
@@ -86,4 +86,4 @@ def _transfer(address: str, part: Path, reporter: Reporter, limit: int) -> None:
                 file.write(chunk)
                 reporter.progress(address.rpartition("/")[2], done, total)
     if total is not None and done < total:
-        raise ConnectionError(f"{done:,} of {total:,} bytes came")
+        raise ConnectionError(f"{done:,} of {total:,} bytes received")

@@ -1,8 +1,9 @@
-"""A federation: a dataset, and who holds which of its training samples."""
+"""A federation: a dataset whose training samples are divided among clients."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,14 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsat.data.datasets import Dataset
-from fedsat.data.partition import Partition, make_partition
+from fedsat.data.partition import Natural, Partition, make_partition, partitions
+from fedsat.errors import UsageError
 from fedsat.options import Spec
 from fedsat.seeding import Indices
 
 
 @dataclass(frozen=True)
 class Range:
-    """The lowest, middle and highest value over clients or classes."""
+    """Minimum, median and maximum over clients or classes."""
 
     low: float
     median: float
@@ -25,28 +27,28 @@ class Range:
 
     @classmethod
     def of(cls, values: NDArray[np.integer] | NDArray[np.float64]) -> Range:
-        """The range of `values`."""
+        """Return the range of `values`."""
         return cls(float(values.min()), float(np.median(values)), float(values.max()))
 
 
 @dataclass(frozen=True)
 class Summary:
-    """The numbers that tell how hard a federation is."""
+    """Numbers that describe how hard a federation is."""
 
     clients: int
     samples: int
     size: Range
     """Samples per client."""
     classes_held: Range
-    """Classes per client, of which it has at least one sample."""
+    """Classes per client with at least one sample."""
     effective_classes: Range
     """exp(entropy of a client's class mix): 1 if it has one class only, m if all are equal."""
     largest_share: Range
-    """The part of a client's samples that its most frequent class makes up."""
+    """Share of a client's most frequent class."""
     imbalance: Range
-    """Most frequent over rarest class, among those that a client holds."""
+    """Ratio of a client's most frequent class to its rarest one."""
     skew: float
-    """Mean total variation distance of a client's class mix from the whole's: 0 if equal, towards 1."""
+    """Mean total variation distance between a client's class mix and the overall one, from 0 (equal) to 1."""
     holders: Range
     """Clients per class."""
 
@@ -65,7 +67,11 @@ class Federation:
     @classmethod
     def build(cls, dataset: Dataset, partition: Spec | Partition, clients: int, seed: int) -> Federation:
         """Divide a dataset among `clients`; the same arguments give the same division."""
-        owners = make_partition(partition, dataset.train.labels, dataset.classes, clients, seed)
+        part = partitions.build(partition) if isinstance(partition, str | Mapping) else partition
+        if isinstance(part, Natural):
+            owners = _natural_owners(dataset, clients)
+        else:
+            owners = make_partition(part, dataset.train.labels, dataset.classes, clients, seed)
         offsets = np.concatenate([[0], np.cumsum(np.bincount(owners, minlength=clients))])
         return cls(dataset, np.argsort(owners, kind="stable").astype(np.int64), offsets.astype(np.int64))
 
@@ -89,7 +95,7 @@ class Federation:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A checksum of all samples and of who holds which: other data or another division have another."""
+        """A checksum of all samples and of who holds which."""
         train, test = self.dataset.train, self.dataset.test
         parts = (self.order, self.offsets, train.labels, test.labels, train.images, test.images)
         digest = hashlib.sha256(repr([self.dataset.class_names, train.images.shape]).encode())
@@ -98,13 +104,13 @@ class Federation:
         return digest.hexdigest()
 
     def indices(self, client: int) -> Indices:
-        """The training samples of a client (a view, not to be written to)."""
+        """Return the training samples of a client (a view; do not write to it)."""
         if not 0 <= client < self.clients:
             raise IndexError(f"client {client} is outside 0 to {self.clients - 1}")
         return self.order[self.offsets[client] : self.offsets[client + 1]]
 
     def summary(self) -> Summary:
-        """The numbers that matter: sizes, classes per client, imbalance."""
+        """Return sizes, classes per client, and imbalance."""
         counts = self.class_counts
         mix = counts / self.sizes[:, None]
         entropy = -np.sum(mix * np.log(np.where(mix > 0, mix, 1)), axis=1)
@@ -121,3 +127,14 @@ class Federation:
             skew=float(np.abs(mix - whole).sum(axis=1).mean() / 2),
             holders=Range.of((counts > 0).sum(axis=0)),
         )
+
+
+def _natural_owners(dataset: Dataset, clients: int) -> Indices:
+    if dataset.owners is None:
+        raise UsageError(
+            f"the partition natural needs to know who holds each sample, and {dataset.name} does not say; "
+            "use Dataset.from_clients, clients=… of Dataset.from_arrays, or a folder with clients.npy"
+        )
+    if dataset.clients != clients:
+        raise UsageError(f"{dataset.name} has {dataset.clients} clients; set clients to {dataset.clients}")
+    return dataset.owners

@@ -5,19 +5,19 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsat.data.datasets import Dataset, Split, whole_labels
+from fedsat.data.arrays import channels_first, number_classes, number_clients, whole_labels
+from fedsat.data.datasets import Dataset, Split, with_test_held_out
 from fedsat.data.npy import read_npy
 from fedsat.errors import DataError, UsageError
-from fedsat.seeding import Indices, generator
+from fedsat.seeding import Indices
 
-HELD_OUT = 6
-"""One sample in so many is held out for testing where there is no test set, as in MNIST and CIFAR."""
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"})
 
 
@@ -39,49 +39,34 @@ def load_folder(
     return _from_images(folder, image_size, seed, class_names)
 
 
-def hold_out(labels: Indices, seed: int) -> tuple[Indices, Indices]:
-    """Indices to train and to test on: a sixth of each class is held out, and at least one sample of two."""
-    counts = np.bincount(labels)
-    quota = np.where(counts >= 2, np.maximum(1, np.round(counts / HELD_OUT)), 0)
-    shuffled = generator(seed, "hold-out").permutation(len(labels))
-    by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
-    first = np.cumsum(counts) - counts
-    rank = np.arange(len(labels)) - first[labels[by_class]]
-    held = rank < quota[labels[by_class]]
-    return np.sort(by_class[~held]), np.sort(by_class[held])
-
-
 def _dataset(
-    folder: Path, train: Split, test: Split | None, names: Sequence[str] | None, seed: int, lacking: bool
+    folder: Path,
+    train: Split,
+    test: Split | None,
+    names: Sequence[str] | None,
+    seed: int,
+    lacking: bool,
+    owners: Indices | None = None,
 ) -> Dataset:
     """Put the parts together, holding out a test set where there is none."""
-    present = np.unique(train.labels)
-    if names is None and present[-1] >= len(present):
-        gap = np.flatnonzero(present != np.arange(len(present)))[0]
-        raise DataError(
-            f"{folder / 'labels.npy'}: no sample has the label {gap}, but one has {present[-1]};"
-            " number the classes without gaps"
-        )
-    names = names or [str(label) for label in present]
+    names = names or number_classes(train.labels, str(folder / "labels.npy"))
     if test is not None:
-        return Dataset(folder.resolve().name, train, test, tuple(names), lacking=lacking)
-    kept, held = hold_out(train.labels, seed)
-    if not len(held):
-        raise DataError(f"{folder}: no class has two samples, so none can be held out for testing")
-    note = f"{folder} has no test set: {len(held):,} of {len(train):,} samples are held out (seed {seed})"
-    train, test = (Split(train.images[part], train.labels[part]) for part in (kept, held))
-    return Dataset(folder.resolve().name, train, test, tuple(names), note, lacking)
+        return Dataset(folder.resolve().name, train, test, tuple(names), lacking=lacking, owners=owners)
+    made = with_test_held_out(str(folder), train, names, seed, lacking=lacking, owners=owners)
+    return replace(made, name=folder.resolve().name)
 
 
 def _from_arrays(folder: Path, seed: int, names: Sequence[str] | None) -> Dataset:
     train = _read_split(folder, "images.npy", "labels.npy")
     has_test = (folder / "test_images.npy").exists() or (folder / "test_labels.npy").exists()
     test = _read_split(folder, "test_images.npy", "test_labels.npy") if has_test else None
-    return _dataset(folder, train, test, names, seed, lacking=names is not None)
+    path = folder / "clients.npy"
+    owners = number_clients(_read_npy(path), len(train), str(path)) if path.exists() else None
+    return _dataset(folder, train, test, names, seed, names is not None, owners)
 
 
 def _read_split(folder: Path, images: str, labels: str) -> Split:
-    pixels = _channels_first(_read_npy(folder / images), folder / images)
+    pixels = channels_first(_read_npy(folder / images), str(folder / images))
     classes = whole_labels(_read_npy(folder / labels), str(folder / labels))
     try:
         return Split(pixels, classes)
@@ -96,22 +81,6 @@ def _read_npy(path: Path) -> NDArray[Any]:
         raise DataError(f"{path} is missing") from error
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: {error}") from error
-
-
-def _channels_first(images: NDArray[Any], path: Path) -> NDArray[Any]:
-    """[N, H, W], [N, H, W, 1|3] and [N, 1|3, H, W] as [N, C, H, W]; other shapes stay."""
-    if images.ndim < 2 or images.dtype.kind not in "iufb":
-        raise DataError(f"{path}: expected numbers [samples, ...], found {images.dtype} {list(images.shape)}")
-    if images.ndim == 3:
-        images = images[:, None]
-    elif images.ndim == 4 and images.shape[1] not in (1, 3) and images.shape[3] in (1, 3):
-        images = images.transpose(0, 3, 1, 2)
-    if images.dtype == np.uint8 and images.ndim == 4:
-        if images.shape[1] not in (1, 3):
-            raise DataError(f"{path}: uint8 images need 1 or 3 channels, found shape {list(images.shape)}")
-        return np.ascontiguousarray(images)
-    with np.errstate(over="ignore"):  # what overflows is found as not finite
-        return np.ascontiguousarray(images, dtype=np.float32)
 
 
 def _from_images(folder: Path, image_size: int | None, seed: int, class_names: Sequence[str] | None) -> Dataset:

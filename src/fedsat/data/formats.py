@@ -23,7 +23,7 @@ from fedsat.errors import DataError
 
 Bytes = NDArray[np.uint8]
 LARGEST = 200_000_000
-"""No published file is larger, unpacked; what is larger is foreign, or a compression bomb."""
+"""No published file is larger when unpacked. Larger ones are something else, or compression bombs."""
 
 IDX_FILES = (
     "train-images-idx3-ubyte",
@@ -36,13 +36,13 @@ CIFAR100_FILES = ("train.bin", "test.bin")
 SHEET_FILES = (
     *(f"data_batch_{k}.png" for k in range(1, 6)),
     "test_batch.png",
-    "train_lables.json",  # spelled so
+    "train_lables.json",  # sic
     "test_lables.json",
 )
 
 
 def read_idx_set(files: Mapping[str, bytes], where: str) -> Arrays:
-    """MNIST or Fashion-MNIST from its four idx files."""
+    """Read MNIST or Fashion-MNIST from its four idx files."""
     arrays = [read_idx(files[name], f"{where}/{name}") for name in IDX_FILES]
     for array, name, axes in zip(arrays, IDX_FILES, (3, 1, 3, 1), strict=True):
         if array.ndim != axes:
@@ -51,27 +51,27 @@ def read_idx_set(files: Mapping[str, bytes], where: str) -> Arrays:
 
 
 def read_cifar10(files: Mapping[str, bytes], where: str) -> Arrays:
-    """CIFAR-10 from the six files of its binary version."""
+    """Read CIFAR-10 from the six files of its binary version."""
     parts = [read_cifar_records(files[name], f"{where}/{name}", labels=1) for name in CIFAR10_FILES]
     images, labels = (np.concatenate(column) for column in zip(*parts[:5], strict=True))
     return Arrays(images, labels, *parts[5])
 
 
 def read_cifar100(files: Mapping[str, bytes], where: str) -> Arrays:
-    """CIFAR-100 with its 100 fine labels from the two files of its binary version."""
+    """Read CIFAR-100 with its 100 fine labels from the two files of its binary version."""
     train, test = (read_cifar_records(files[name], f"{where}/{name}", labels=2) for name in CIFAR100_FILES)
     return Arrays(*train, *test)
 
 
 def read_sheets(files: Mapping[str, bytes], where: str) -> Arrays:
-    """CIFAR-10 from six PNG sheets with one image per row, and two lists of labels."""
+    """Read CIFAR-10 from six PNG sheets with one image per row, and two lists of labels."""
     images = [read_sheet(files[name], f"{where}/{name}") for name in SHEET_FILES[:6]]
     train, test = (read_label_list(files[name], f"{where}/{name}") for name in SHEET_FILES[6:])
     return Arrays(np.concatenate(images[:5]), train, images[5], test)
 
 
 def read_idx(data: bytes, where: str) -> Bytes:
-    """The array of an idx file of unsigned bytes, gzipped or plain."""
+    """Return the array of an idx file of unsigned bytes, gzipped or plain."""
     if data[:2] == b"\x1f\x8b":
         data = gunzip(data, where)
     if len(data) < 4 or data[:3] != b"\x00\x00\x08":
@@ -91,7 +91,7 @@ def read_idx(data: bytes, where: str) -> Bytes:
 
 
 def read_cifar_records(data: bytes, where: str, labels: int) -> tuple[Bytes, Bytes]:
-    """Images and labels of a CIFAR binary file: `labels` label bytes a record, of which the last counts."""
+    """Return images and labels of a CIFAR binary file; records have `labels` label bytes, and the last one is used."""
     record = labels + 3 * 32 * 32
     if not data or len(data) % record:
         raise DataError(
@@ -103,7 +103,7 @@ def read_cifar_records(data: bytes, where: str, labels: int) -> tuple[Bytes, Byt
 
 
 def read_sheet(data: bytes, where: str) -> Bytes:
-    """Images of a PNG sheet 1024 pixels wide: each row is one 32×32 RGB image."""
+    """Return the images of a PNG sheet 1024 pixels wide; each row is one 32×32 RGB image."""
     from PIL import Image  # noqa: PLC0415 (only for this form)
 
     try:
@@ -117,7 +117,7 @@ def read_sheet(data: bytes, where: str) -> Bytes:
 
 
 def read_label_list(data: bytes, where: str) -> Bytes:
-    """Labels written as a JSON list of whole numbers."""
+    """Return labels from a JSON list of integers."""
     try:
         values = json.loads(data)
     except ValueError as error:
@@ -128,7 +128,7 @@ def read_label_list(data: bytes, where: str) -> Bytes:
 
 
 def gunzip(data: bytes, where: str) -> bytes:
-    """The content of a gzip file, complete and not beyond `LARGEST`."""
+    """Return the content of a gzip file, which must be complete and at most `LARGEST` bytes."""
     stream = zlib.decompressobj(wbits=31)
     try:
         content = stream.decompress(data, LARGEST)
@@ -140,7 +140,7 @@ def gunzip(data: bytes, where: str) -> bytes:
 
 
 def read_archive(path: Path, wanted: Collection[str]) -> dict[str, bytes]:
-    """The members of a .tar.gz, .tgz or .deb whose last name is wanted, with or without a final `.gz`."""
+    """Return the wanted members of a .tar.gz, .tgz or .deb, with or without a final `.gz`."""
     try:
         if path.suffix == ".deb":
             with tarfile.open(fileobj=io.BytesIO(_deb_data(path))) as archive:
@@ -158,9 +158,9 @@ def _members(archive: tarfile.TarFile, wanted: Collection[str], path: Path) -> d
         if name not in wanted or not member.isfile():
             continue
         if member.size > LARGEST:
-            raise DataError(f"{path}: {member.name} claims {member.size:,} bytes; that is no dataset file")
+            raise DataError(f"{path}: {member.name} claims {member.size:,} bytes; too large for a dataset file")
         content = archive.extractfile(member)
-        assert content is not None  # only links and folders have none
+        assert content is not None  # it is a regular file
         found[name] = content.read()
     missing = [name for name in wanted if name not in found]
     if missing:
@@ -169,7 +169,7 @@ def _members(archive: tarfile.TarFile, wanted: Collection[str], path: Path) -> d
 
 
 def _deb_data(path: Path) -> bytes:
-    """The data.tar member of a Debian package, which is an `ar` archive."""
+    """Return the data.tar member of a Debian package, which is an `ar` archive."""
     data = path.read_bytes()
     if not data.startswith(b"!<arch>\n"):
         raise DataError(f"{path}: not a Debian package")
@@ -185,4 +185,4 @@ def _deb_data(path: Path) -> bytes:
 
 
 Reader = Callable[[Mapping[str, bytes], str], Arrays]
-"""Turns the files of one published form, by official name, into arrays; the text says where they are from."""
+"""Decodes the files of a published form, given by official name; the text says where they are from."""

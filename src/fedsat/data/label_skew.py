@@ -23,9 +23,9 @@ Skew = Annotated[
     float, Option("Dirichlet parameter of the proportions in which classes are held; smaller is more uneven", above=0)
 ]
 Holdings = NDArray[np.bool_]
-"""[clients, classes]: who holds what."""
+"""Which classes each client holds, [clients, classes]."""
 Shares = NDArray[np.float64]
-"""[clients, classes]: the part of a class that goes to a client; 0 for those who do not hold it."""
+"""Share of each class that goes to each client, [clients, classes]; 0 where the client does not hold it."""
 FITTING_TURNS = 60
 
 
@@ -38,7 +38,7 @@ class LabelSkew(Partition):
     balanced: Annotated[bool, Option("stop feeding clients that have reached the mean size n/N")] = True
 
     def owners(self, labels: Indices, classes: int, clients: int, rng: np.random.Generator) -> Indices:
-        """Split class after class; then let the largest clients give to the empty ones."""
+        """Split one class after another, then move samples from the largest clients to empty ones."""
         owners = np.empty(len(labels), np.int64)
         sizes = np.zeros(clients, np.int64)
         for label in range(classes):
@@ -68,7 +68,7 @@ class LabelSkewMissingClasses(Partition):
     ] = "even"
 
     def owners(self, labels: Indices, classes: int, clients: int, rng: np.random.Generator) -> Indices:
-        """Choose who holds what, then split each class among its holders."""
+        """Choose the classes of each client, then split each class among its clients."""
         counts = np.bincount(labels, minlength=classes)
         held = hold_exactly(self.classes_per_client, counts, clients, rng)
         if self.sizes == "skewed":
@@ -81,24 +81,26 @@ class LabelSkewMissingClasses(Partition):
 @partitions.register("lqsmc")
 @dataclass(frozen=True)
 class LabelQuantitySkewMissingClasses(Partition):
-    """Label and quantity skew with missing classes: C to m classes a client, more samples with more."""
+    """Label and quantity skew with missing classes: C to m classes per client, more samples with more classes."""
 
     classes_per_client: Annotated[int, Option("the fewest classes a client holds", at_least=1)] = 2
     skew: Skew = 0.5
 
     def owners(self, labels: Indices, classes: int, clients: int, rng: np.random.Generator) -> Indices:
-        """Give everyone the fewest classes, add what they drew as far as samples reach, split each class.
+        """Assign the minimum of classes, add further ones as long as there are samples, and split each class.
 
         Sizes are meant to be proportional to the number of classes; the skew is between a client's classes.
         """
         counts = np.bincount(labels, minlength=classes)
         held = hold_exactly(self.classes_per_client, counts, clients, rng)
         wanted = rng.integers(self.classes_per_client, classes + 1, size=clients)
-        rank = np.argsort(np.argsort(rng.random(held.shape) + ~held, axis=1), axis=1)  # what is held comes first
+        rank = np.argsort(
+            np.argsort(rng.random(held.shape) + ~held, axis=1), axis=1
+        )  # classes that are held come first
         extra = (rank < wanted[:, None]) & ~held
         for label, room in enumerate(counts - held.sum(axis=0)):
             takers = np.flatnonzero(extra[:, label])
-            if len(takers) > room:  # a class cannot have more holders than samples
+            if len(takers) > room:  # a class cannot have more clients than samples
                 extra[rng.permutation(takers)[room:], label] = False
         held |= extra
         sizes = held.sum(axis=1) * (len(labels) / held.sum())
@@ -107,15 +109,15 @@ class LabelQuantitySkewMissingClasses(Partition):
 
 
 def _masked(shares: NDArray[np.float64], open_: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """The shares of those who may still receive, summing to 1."""
+    """Return the shares of the clients that are not full, summing to 1."""
     kept = shares * open_
-    if kept.sum() == 0:  # a small β can give all to clients that are full
+    if kept.sum() == 0:  # with a small β, all may go to clients that are full
         kept = open_.astype(np.float64) if open_.any() else np.ones(len(shares))
     return np.asarray(kept / kept.sum())
 
 
 def fill_empty(owners: Indices, clients: int, rng: np.random.Generator) -> Indices:
-    """Let the client that is largest at the moment give a random sample to each empty one."""
+    """Move a random sample from the currently largest client to each empty one."""
     sizes = np.bincount(owners, minlength=clients)
     empty = np.flatnonzero(sizes == 0)
     if not len(empty):
@@ -134,7 +136,7 @@ def fill_empty(owners: Indices, clients: int, rng: np.random.Generator) -> Indic
 
 
 def hold_exactly(each: int, counts: Indices, clients: int, rng: np.random.Generator) -> Holdings:
-    """A random choice of exactly `each` classes for every client; all classes are held equally often."""
+    """Choose exactly `each` classes for every client at random; all classes have equally many clients."""
     classes = len(counts)
     if each > classes:
         raise UsageError(f"a client cannot hold {each} classes: there are {classes}")
@@ -144,7 +146,7 @@ def hold_exactly(each: int, counts: Indices, clients: int, rng: np.random.Genera
             f" take at least {-(-classes // each)} clients or {-(-classes // clients)} classes per client"
         )
     holders = spread(clients * each, np.minimum(counts, clients), rng)
-    # Dealt round in order of class, a class's holders are distinct because it has at most `clients` of them.
+    # Assigned in turn in the order of classes, the clients of a class are distinct: it has at most `clients` of them.
     deck = rng.permutation(classes)
     rows = np.repeat(deck, holders[deck]).reshape(each, clients).T
     rows = trade(rows, rng)
@@ -154,7 +156,7 @@ def hold_exactly(each: int, counts: Indices, clients: int, rng: np.random.Genera
 
 
 def spread(total: int, limits: Indices, rng: np.random.Generator) -> Indices:
-    """How many holders each class gets: `total` in all, as even as the limits allow, remainders by lot."""
+    """Return the number of clients of each class: `total` in all, as even as the limits allow, remainders at random."""
     if limits.sum() < total:
         short = int(np.argmin(limits))
         raise UsageError(
@@ -173,7 +175,7 @@ def spread(total: int, limits: Indices, rng: np.random.Generator) -> Indices:
 
 
 def trade(rows: Indices, rng: np.random.Generator) -> Indices:
-    """Shuffle who holds what, keeping each client's number of classes and each class's number of holders.
+    """Shuffle the assignment, keeping each client's number of classes and each class's number of clients.
 
     In each round clients meet in random pairs, put the classes that only one of them holds on the table and
     deal these again ("curveball" trades). A few times log₂ N rounds let every client have met, indirectly,
@@ -195,7 +197,7 @@ def trade(rows: Indices, rng: np.random.Generator) -> Indices:
 
 
 def draw_shares(held: Holdings, skew: float, rng: np.random.Generator) -> Shares:
-    """For each column the shares of those who hold it, ~ Dirichlet(`skew`); columns sum to 1."""
+    """Draw the shares of each column's holders ~ Dirichlet(`skew`); columns sum to 1."""
     shares = np.zeros(held.shape)
     for label in range(held.shape[1]):
         holders = np.flatnonzero(held[:, label])
@@ -211,7 +213,7 @@ def fit_sizes(shares: Shares, held: Holdings, counts: Indices, sizes: NDArray[np
     """
     amounts = np.where(held, np.maximum(shares, 1e-9), 0)
     for _ in range(FITTING_TURNS):
-        amounts *= counts / amounts.sum(axis=0)  # the classes come last: every sample goes to somebody
+        amounts *= counts / amounts.sum(axis=0)  # classes last, so that every sample is assigned
         found = amounts.sum(axis=1)
         if np.abs(found - sizes).max() < 0.01 * sizes.min():
             break
@@ -220,7 +222,7 @@ def fit_sizes(shares: Shares, held: Holdings, counts: Indices, sizes: NDArray[np
 
 
 def share_out(labels: Indices, held: Holdings, shares: Shares, rng: np.random.Generator) -> Indices:
-    """Split each class among its holders: one sample for each, the others by their shares."""
+    """Split each class among its clients: one sample each, the others by their shares."""
     owners = np.empty(len(labels), np.int64)
     for label in range(held.shape[1]):
         samples = rng.permutation(np.flatnonzero(labels == label))

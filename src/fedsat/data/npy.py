@@ -1,4 +1,4 @@
-"""Reading .npy files that may be damaged or hostile."""
+"""Reading .npy files that may be damaged or malicious."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 
 def read_npy(path: Path) -> NDArray[Any]:
-    """The array in a file as `numpy.save` writes it; a `ValueError` for anything else, an `OSError` for no file.
+    """Return the array in a .npy file; raise a `ValueError` for anything else, an `OSError` if there is no file.
 
     Nothing is unpickled. The file is mapped first, so that no more memory is asked for than it can fill: a header may
     claim any shape. numpy reads headers as Python, and fails in Python's many ways on damaged ones.

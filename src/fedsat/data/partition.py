@@ -1,7 +1,7 @@
-"""How samples are divided among clients: the parts, and the checks that every division must pass.
+"""Partitions of samples among clients, and the checks that every partition must pass.
 
-A partition names the owner of every sample, so no sample can be lost or given twice. The parts here do not
-look at labels, or read a file; those that skew labels are in `label_skew`.
+A partition returns the owner of every sample, so no sample can be lost or assigned twice. The partitions here do not
+depend on labels; those that skew labels are in `label_skew`.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ Beta = Annotated[float, Option("β of the Dirichlet distribution; smaller is mor
 
 
 class Partition:
-    """The base of all partitions; a user's own has to implement `owners`."""
+    """Base class of partitions. Your own partition implements `owners`."""
 
     def __post_init__(self) -> None:
         options.check(self, "partition")
 
     def owners(self, labels: Indices, classes: int, clients: int, rng: np.random.Generator) -> Indices:
-        """The client, from 0 to `clients` − 1, that each sample belongs to."""
+        """Return the client of each sample, from 0 to `clients` − 1."""
         raise NotImplementedError
 
 
@@ -42,12 +42,12 @@ partitions: Registry[Partition] = Registry("partition", Partition)
 def make_partition(
     partition: Spec | Partition, labels: NDArray[np.integer[Any]], classes: int, clients: int, seed: int
 ) -> Indices:
-    """The owner of every sample: a pure function of its arguments, and no client is left empty."""
+    """Return the owner of every sample, a pure function of the arguments; no client is left empty."""
     part = partitions.build(partition) if isinstance(partition, str | Mapping) else partition
     if clients < 1:
         raise UsageError(f"clients is {clients}; it must be at least 1")
     if clients > len(labels):
-        raise UsageError(f"{clients:,} clients cannot share {len(labels):,} samples: there must be one for each")
+        raise UsageError(f"{clients:,} clients cannot share {len(labels):,} samples; each needs at least one")
     if labels.min() < 0 or labels.max() >= classes:
         raise DataError(f"labels run from {labels.min()} to {labels.max()}; {classes} classes have 0 to {classes - 1}")
     empty = np.flatnonzero(np.bincount(labels, minlength=classes) == 0)
@@ -59,7 +59,7 @@ def make_partition(
 
 
 def _check(owners: Indices, samples: int, clients: int, name: str) -> None:
-    """Hold a partition, perhaps a user's own, to its promises."""
+    """Check the result of a partition, which may be the user's."""
     if owners.shape != (samples,) or owners.dtype != np.int64:
         raise DataError(f"partition {name} gave {owners.dtype} {list(owners.shape)} instead of int64 [{samples}]")
     if owners.min() < 0 or owners.max() >= clients:
@@ -70,13 +70,13 @@ def _check(owners: Indices, samples: int, clients: int, name: str) -> None:
 
 
 def dirichlet(rng: np.random.Generator, beta: float, size: int) -> NDArray[np.float64]:
-    """One draw from the symmetric Dirichlet(β) with `size` entries."""
+    """Draw from the symmetric Dirichlet(β) distribution with `size` entries."""
     # Beyond these bounds a draw is one-hot or uniform anyway, and numpy's arithmetic under- or overflows.
     return rng.dirichlet(np.full(size, np.clip(beta, 1e-6, 1e9)))
 
 
 def apportion(total: int, shares: NDArray[np.float64]) -> Indices:
-    """Whole numbers that sum to `total`, as close to `shares` (which sum to 1) as rounded cuts are."""
+    """Return integers that sum to `total`, by rounding the cumulated `shares` (which sum to 1)."""
     cuts = np.rint(np.cumsum(shares) * total).astype(np.int64)
     cuts[-1] = total
     return np.diff(np.minimum(cuts, total), prepend=0)
@@ -85,41 +85,53 @@ def apportion(total: int, shares: NDArray[np.float64]) -> Indices:
 @partitions.register("iid")
 @dataclass(frozen=True)
 class Iid(Partition):
-    """Every client gets a random sample of the whole; sizes differ by one at most."""
+    """Random, with sizes that differ by at most one."""
 
     def owners(self, labels: Indices, classes: int, clients: int, rng: np.random.Generator) -> Indices:  # noqa: ARG002
-        """Deal the samples round."""
+        """Assign shuffled samples in turn."""
         return rng.permutation(np.arange(len(labels), dtype=np.int64) % clients)
 
 
 @partitions.register("quantity")
 @dataclass(frozen=True)
 class Quantity(Partition):
-    """Sizes are uneven, ~ Dirichlet(β), labels are not."""
+    """Sizes ~ Dirichlet(β), random labels."""
 
     beta: Beta = 0.5
 
     def owners(self, labels: Indices, classes: int, clients: int, rng: np.random.Generator) -> Indices:  # noqa: ARG002
-        """Give everyone one sample, and the others by the draw."""
+        """Assign one sample to each client, and the others in proportion to the draw."""
         sizes = 1 + apportion(len(labels) - clients, dirichlet(rng, self.beta, clients))
         return rng.permutation(np.repeat(np.arange(clients, dtype=np.int64), sizes))
+
+
+@partitions.register("natural")
+@dataclass(frozen=True)
+class Natural(Partition):
+    """The clients that the data come from, where the dataset knows them."""
+
+    def owners(self, labels: Indices, classes: int, clients: int, rng: np.random.Generator) -> Indices:  # noqa: ARG002
+        """Labels do not tell the clients; `Federation.build` takes them from the dataset."""
+        raise UsageError("the partition natural needs a dataset that knows its clients")
 
 
 @partitions.register("file")
 @dataclass(frozen=True)
 class FromFile(Partition):
-    """From a file: .csv with the header client,index; .npy of such pairs; .json with a list per client."""
+    """From a file: .csv with the header client,index; .npy with such pairs; .json with a list per client."""
 
     path: Annotated[Path, Option("the file: .csv, .npy or .json")]
 
     def owners(self, labels: Indices, classes: int, clients: int, rng: np.random.Generator) -> Indices:  # noqa: ARG002
-        """Check that the file's pairs name every sample once and leave no client empty."""
+        """Check that the file lists every sample once and leaves no client empty."""
         pairs = _read_pairs(self.path)
         client, index = pairs[:, 0], pairs[:, 1]
         if client.min() < 0:
             raise DataError(f"{self.path}: client {client.min()} is negative; clients are numbered from 0")
         if client.max() + 1 != clients:
-            raise UsageError(f"{self.path} is for {client.max() + 1:,} clients, not {clients:,}; ask for as many")
+            raise UsageError(
+                f"{self.path} is for {client.max() + 1:,} clients; set clients to that number, not to {clients:,}"
+            )
         outside = index[(index < 0) | (index >= len(labels))]
         if len(outside):
             raise DataError(f"{self.path}: index {outside[0]} is outside 0 to {len(labels) - 1}")
@@ -136,7 +148,7 @@ class FromFile(Partition):
 
 
 def _read_pairs(path: Path) -> Indices:
-    """The (client, index) pairs of a partition file, at least one."""
+    """Return the (client, index) pairs of a partition file."""
     readers = {".csv": _read_csv, ".npy": _read_npy, ".json": _read_json}
     if path.suffix not in readers:
         raise UsageError(f"{path}: a partition file ends in {', '.join(readers)}")

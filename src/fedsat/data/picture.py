@@ -1,4 +1,4 @@
-"""The client × class picture of a federation: who holds how much of what."""
+"""The plot of a federation: samples by client and class."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 INK, FAINT, COLOUR = "#22303c", "#e3e8ec", "#2a6f97"
 BUBBLES = (120, 20)
-"""Up to so many clients and classes there is room for bubbles; beyond, cells of a heat map."""
+"""Largest numbers of clients and classes that are drawn as bubbles; beyond, as a heat map."""
 
 
 def draw(federation: Federation, path: Path, title: str = "") -> Path:
-    """Write the picture as a PNG file: classes by clients, and above it the clients' sizes."""
+    """Write the plot as a PNG file: classes by clients, with the clients' sizes above."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 (slow to import)
     from matplotlib.figure import Figure  # noqa: PLC0415
 
@@ -41,7 +41,7 @@ def draw(federation: Federation, path: Path, title: str = "") -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, format="png")
     except OSError as error:
-        raise UsageError(f"cannot write the picture to {path} ({error.strerror})") from error
+        raise UsageError(f"cannot write the plot to {path} ({error.strerror})") from error
     return path
 
 
@@ -60,7 +60,7 @@ def _span(values: Range) -> str:
 def _draw_sizes(axes: Axes, federation: Federation) -> None:
     if federation.clients <= BUBBLES[0]:
         axes.bar(range(federation.clients), federation.sizes, width=0.8, color=COLOUR, linewidth=0)
-    else:  # one outline instead of a rectangle for each of perhaps many thousand clients
+    else:  # one outline instead of thousands of rectangles
         axes.stairs(federation.sizes, np.arange(federation.clients + 1) - 0.5, fill=True, color=COLOUR)
     axes.set_ylabel("samples", color=INK, fontsize=9)
     axes.margins(y=0.02)
@@ -69,11 +69,11 @@ def _draw_sizes(axes: Axes, federation: Federation) -> None:
 
 
 def _draw_bubbles(figure: Figure, axes: Axes, federation: Federation) -> None:
-    """Area is proportional to the number of samples."""
+    """Draw circles whose area is proportional to the number of samples."""
     counts = federation.class_counts
     clients, classes = counts.shape
     client, label = np.nonzero(counts)
-    # In points; neighbours in a row seldom are both large and may touch, rows may not.
+    # In points. Neighbours in a row may touch, because both are rarely large; rows may not.
     widest = min(120 * figure.get_figwidth() / clients, 48 * figure.get_figheight() / classes)
     area = widest**2 * counts[client, label] / counts.max()
     axes.hlines(range(classes), -0.7, clients - 0.3, color=FAINT, linewidth=0.8, zorder=0)
@@ -82,7 +82,7 @@ def _draw_bubbles(figure: Figure, axes: Axes, federation: Federation) -> None:
 
 
 def _draw_cells(figure: Figure, axes: Axes, federation: Federation) -> None:
-    """Colour is the number of samples, on a logarithmic scale; empty cells stay white."""
+    """Colour cells by the number of samples on a logarithmic scale; empty cells are white."""
     from matplotlib import colormaps  # noqa: PLC0415
     from matplotlib.colors import ListedColormap, LogNorm  # noqa: PLC0415
 

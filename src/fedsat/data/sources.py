@@ -1,4 +1,4 @@
-"""Where datasets come from: a local folder, the official addresses, the clients of package registries.
+"""Sources of datasets: a local folder, the official addresses, package managers.
 
 `get` tries them in this order. Whatever the source, the decoded arrays must have the published sha256.
 """
@@ -20,12 +20,12 @@ from fedsat.data.download import Reporter, Silent, download
 from fedsat.errors import DataError, UsageError
 
 CLIENT_TIMEOUT = 1800.0
-"""Seconds that a package client may take; the largest package has 139 MB."""
+"""Time limit for a package manager in seconds; the largest package has 139 MB."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """One published form of a dataset: its files by official name, and archives that hold them."""
+    """A published form of a dataset: its files by official name, and archives that contain them."""
 
     files: tuple[str, ...]
     read: formats.Reader
@@ -35,24 +35,24 @@ class Form:
 
 @dataclass(frozen=True)
 class Package:
-    """A package of a registry whose own client may be at hand."""
+    """A package, if its package manager is installed."""
 
     command: tuple[str, ...]
     form: Form
     hint: str = ""
-    """What may help when the client fails."""
+    """A hint for when the package manager fails."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Everything that is known about fetching one dataset."""
+    """How to get one dataset."""
 
     forms: tuple[Form, ...]
-    """What to look for in a local folder."""
+    """Forms to look for in a local folder."""
     addresses: tuple[str, ...]
     """Official folders on the web."""
     downloads: tuple[str, ...]
-    """The files to fetch from one of these."""
+    """Files to download from one of them."""
     package: Package | None = None
 
 
@@ -91,7 +91,7 @@ ORIGINS: dict[str, Origin] = {
 
 
 def get(name: str, *, from_dir: Path | None = None, reporter: Reporter | None = None) -> Path:
-    """Fetch a dataset into the cache, unless it is there, and return its folder.
+    """Download a dataset into the cache, unless it is there, and return its folder.
 
     Sources are tried in order: `from_dir` (searched with its subfolders for the official files), the
     official addresses, the package client. Each failure is one line to `reporter`; when all fail, the
@@ -159,7 +159,7 @@ def from_folder(folder: Path, origin: Origin, known: DatasetInfo) -> Arrays:
 
 
 def _candidates(folder: Path, forms: tuple[Form, ...]) -> Iterator[tuple[Form, Path]]:
-    """Folders with a complete set of files, or archives that should hold one, in a fixed order."""
+    """Yield folders with a complete set of files, or archives that should contain one, in a fixed order."""
     for place, subfolders, names in os.walk(folder):
         subfolders.sort()
         plain = {name.removesuffix(".gz") for name in names}
@@ -177,7 +177,7 @@ def _read_folder(folder: Path, names: tuple[str, ...]) -> dict[str, bytes]:
         path = folder / name if (folder / name).exists() else folder / f"{name}.gz"
         try:
             if path.stat().st_size > formats.LARGEST:
-                raise DataError(f"{path}: has {path.stat().st_size:,} bytes; that is no dataset file")
+                raise DataError(f"{path}: has {path.stat().st_size:,} bytes; too large for a dataset file")
             files[name] = path.read_bytes()
         except OSError as error:
             raise DataError(f"{path}: cannot be read ({error.strerror})") from error
@@ -185,7 +185,7 @@ def _read_folder(folder: Path, names: tuple[str, ...]) -> dict[str, bytes]:
 
 
 def from_address(address: str, name: str, origin: Origin, known: DatasetInfo, reporter: Reporter) -> Arrays:
-    """Download the official files; what came is kept for the next attempt until it proves good or bad."""
+    """Download the official files; partial downloads are kept for the next attempt."""
     folder = cache.cache_folder() / "downloads" / name
     try:
         for file in origin.downloads:
@@ -195,13 +195,13 @@ def from_address(address: str, name: str, origin: Origin, known: DatasetInfo, re
     try:
         return from_folder(folder, origin, known)
     except DataError as error:
-        raise DataError(f"{address}: what came is not {name} ({error})") from error
+        raise DataError(f"{address}: the download is not {name} ({error})") from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def from_package(package: Package, known: DatasetInfo, reporter: Reporter) -> Arrays:
-    """Let the registry's own client fetch a package, which brings the user's proxies and mirrors with it."""
+    """Let a package manager download a package; it knows the user's proxies and mirrors."""
     spoken = " ".join(package.command)
     client = shutil.which(package.command[0])
     if client is None:
@@ -213,7 +213,7 @@ def from_package(package: Package, known: DatasetInfo, reporter: Reporter) -> Ar
             for path in sorted(Path(scratch).glob(pattern)):
                 files = formats.read_archive(path, package.form.files)
                 return known.verify(package.form.read(files, path.name), path.name)
-    raise DataError(f"`{spoken}`: brought no {' or '.join(package.form.archives)}")
+    raise DataError(f"`{spoken}`: downloaded no {' or '.join(package.form.archives)}")
 
 
 def _run(command: tuple[str, ...], package: Package, folder: Path) -> None:
@@ -222,7 +222,7 @@ def _run(command: tuple[str, ...], package: Package, folder: Path) -> None:
         done = subprocess.run(
             command,
             cwd=folder,
-            stdin=subprocess.DEVNULL,  # a client that asks a question must not wait for an answer
+            stdin=subprocess.DEVNULL,  # so that it does not wait for input
             capture_output=True,
             text=True,
             errors="replace",

@@ -2,7 +2,7 @@
 
 from fedsat.experiment.callbacks import Callback, Callbacks, find_callbacks
 from fedsat.experiment.config import Config
-from fedsat.experiment.resume import load_checkpointed
+from fedsat.experiment.resume import restore
 from fedsat.experiment.run import Run, Setup, prepare, train
 
 __all__ = [
@@ -12,7 +12,7 @@ __all__ = [
     "Run",
     "Setup",
     "find_callbacks",
-    "load_checkpointed",
     "prepare",
+    "restore",
     "train",
 ]

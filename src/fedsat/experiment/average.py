@@ -1,4 +1,4 @@
-"""A running mean of the global models: it swings less from round to round than the last one does."""
+"""A running mean of the global models, which varies less from round to round than the last model."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from fedsat.tree import tree_map
 
 
 def running_mean(mean: Model | None, model: Model, rounds: int, decay: float) -> Model:
-    """(1 − a) · mean + a · model with a = max(1 − decay, 1/t) after t rounds; whole-number buffers are the model's.
+    """(1 − a) · mean + a · model with a = max(1 − decay, 1/t) after t rounds. Integer buffers are copied.
 
-    While 1/t is the larger, all models so far count alike; later the weight of each falls by `decay` a round.
+    As long as 1/t is larger, all models have the same weight. Later, the weight of each decays by `decay` per round.
     """
     if mean is None:
         return model

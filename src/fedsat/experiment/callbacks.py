@@ -18,7 +18,7 @@ class Callback:
     """Override what you need. An error in a callback ends the run as failed, without the round it belongs to."""
 
     def start(self, run: Run) -> None:
-        """Called before the first round that is played."""
+        """Called before the first round."""
 
     def round(self, run: Run, record: RoundRecord) -> None:
         """Called after each round, before its record is written: add to `record.metrics` or `record.extra`.
@@ -43,12 +43,12 @@ class _EachRound(Callback):
 
 
 def as_callbacks(given: Callbacks) -> list[Callback]:
-    """Callbacks from what the user gave; a plain function is called after each round."""
+    """Return callbacks; a plain function is called after each round."""
     return [each if isinstance(each, Callback) else _EachRound(each) for each in given]
 
 
 def find_callbacks(paths: Iterable[str]) -> list[Callback]:
-    """The callbacks that `module:Name` paths point to: classes, instances or functions."""
+    """Return the callbacks that `module:Name` paths point to: classes, instances or functions."""
     found: list[Any] = []
     for path in paths:
         given = import_object("callback", path)

@@ -1,9 +1,9 @@
-"""Checkpoints: all that a run needs to go on as if it had never stopped.
+"""Checkpoints: everything a run needs to continue as if it had not stopped.
 
 A checkpoint is two files in the run's folder `checkpoints`: `round-000020.safetensors` with every tensor, and
-`round-000020.json`, written last, with everything else, the checksum of the tensors, how far `metrics.jsonl` went
-and its checksum then, and its own checksum. The two newest checkpoints are kept. Nothing random is stored: whatever
-is drawn is a function of seed, round and client (see `fedsat.rounds.sampling`).
+`round-000020.json`, written last, with everything else, including checksums of the tensors, of `metrics.jsonl` so far,
+and of itself. The two newest checkpoints are kept. No random state is stored, because all random numbers are functions
+of seed, round and client (see `fedsat.rounds.sampling`).
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ FOLDER, LOCK = "checkpoints", "lock"
 FORMAT = 2
 KEPT = 2
 EVERY = 10
-"""Rounds between checkpoints where the user does not say …"""
+"""Rounds between checkpoints by default."""
 SHARE, LAST_SHARE = 0.02, 0.03
-"""… and the part of a run's time that they may take then, without and with the last one: otherwise there are fewer."""
+"""By default, the share of a run's time that checkpoints may take, without and with the last one."""
 LAST_SECONDS = 1.0
-"""What the last one may take anyway: somebody who gave a run alone may well want more rounds of it."""
+"""Seconds that the last checkpoint may always take, because users may want more rounds."""
 FIRST_GUESS = 1 / 200e6
-"""Seconds that writing a byte is thought to take before it was done once."""
+"""First estimate of the seconds to write a byte."""
 
 
 @dataclass(frozen=True)
 class RunState:
-    """Where a run stands after a round: what the next one depends on, and what is still to be reported."""
+    """The state of a run after a round: what the next round depends on, and what is still to be reported."""
 
     training: FederationState
     evaluation: Evaluation | None = None
@@ -54,27 +54,27 @@ class RunState:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A run put away: where it stands, and what it must find again to go on in the same way."""
+    """A run's state, and what must be unchanged when it continues."""
 
     state: RunState
     reach: Reach
     config: dict[str, Any]
     """The complete configuration as plain values."""
     federation: str
-    """The fingerprint of the data and of who holds what."""
+    """The checksum of the data and of who holds what."""
     lanes: int
-    """Clients trained side by side: other widths may round differently."""
+    """Clients trained at once; other numbers may round differently."""
     made_with: dict[str, Any]
 
 
 class DamagedError(FedsatError):
-    """A checkpoint that cannot be used, and why."""
+    """A checkpoint cannot be used."""
 
 
 class Checkpoints:
-    """The checkpoints of one run, kept in its folder, and the lock of whoever is carrying out the run.
+    """The checkpoints of one run in its folder, and the lock of the process that trains it.
 
-    They are written every so many rounds, as said, or else every ten as long as they take little of the run's time.
+    By default there is one every ten rounds, or fewer if they would take too much of the run's time.
     """
 
     def __init__(self, run: Path, every: int | None) -> None:
@@ -87,7 +87,7 @@ class Checkpoints:
 
     @staticmethod
     def of(run: Path, every: int | None) -> Checkpoints | None:
-        """The checkpoints of a run that we carry out, and no other process; None if it is to have none."""
+        """Lock a run and return its checkpoints; None if there are to be none."""
         if every == 0:
             return None
         checkpoints = Checkpoints(run, every)
@@ -95,7 +95,7 @@ class Checkpoints:
         return checkpoints
 
     def hold(self) -> None:
-        """Keep other processes from carrying out the same run; ends with `release` or with this process."""
+        """Lock the run against other processes, until `release` or the end of this process."""
         with speaking_of(self.folder):
             self.folder.mkdir(exist_ok=True)
             try:
@@ -104,33 +104,33 @@ class Checkpoints:
                 raise UsageError(f"{self.folder.parent} is in use by another process") from error
 
     def release(self) -> None:
-        """Let others have the run."""
+        """Unlock the run."""
         self._lock.release()
 
     def __del__(self) -> None:
         self.release()
 
     def due(self, training: FederationState) -> bool:
-        """Whether a checkpoint is to be written now."""
+        """Whether to write a checkpoint now."""
         if self._every is not None:
             return training.rounds % self._every == 0
         return training.rounds % EVERY == 0 and self._affordable(training, SHARE)
 
     def due_at_the_end(self, training: FederationState) -> bool:
-        """Whether a run that is completed is to leave a checkpoint."""
+        """Whether to write a checkpoint at the end of a completed run."""
         short = self._expected(training) <= LAST_SECONDS
         return self._every is not None or short or self._affordable(training, LAST_SHARE)
 
     def _affordable(self, training: FederationState, share: float) -> bool:
-        """Whether all checkpoints and one more take no more than a share of the time since the run began or went on."""
+        """Whether one more checkpoint keeps all of them within a share of the time since the start or resumption."""
         return self._spent + self._expected(training) <= share * (time.monotonic() - self._began)
 
     def _expected(self, training: FederationState) -> float:
-        """Seconds that one more checkpoint is thought to take."""
+        """Estimate the seconds that one more checkpoint takes."""
         return self._seconds_per_byte * _size(training)
 
     def write(self, checkpoint: Checkpoint) -> None:
-        """Put a run away, all or nothing, and let go of all but the newest two checkpoints."""
+        """Write a checkpoint atomically, and remove all but the newest two."""
         rounds = checkpoint.state.training.rounds
         if rounds == self._written:
             return
@@ -149,11 +149,11 @@ class Checkpoints:
         self._seconds_per_byte = taken / _size(checkpoint.state.training)
 
     def rounds(self) -> list[int]:
-        """The rounds after which there is a checkpoint, whole or not, newest first."""
+        """Return the rounds with a checkpoint, complete or not, newest first."""
         return checkpointed_rounds(self.folder.parent)
 
     def keep(self, rounds: list[int]) -> None:
-        """Remove every other checkpoint, descriptions first, and what was left half-written."""
+        """Remove all other checkpoints, descriptions first, and incomplete files."""
         kept = {_name(number, kind) for number in rounds for kind in ("json", "safetensors")} | {LOCK}
         with speaking_of(self.folder):
             for path in sorted(self.folder.iterdir(), key=lambda path: path.suffix != ".json"):
@@ -162,7 +162,7 @@ class Checkpoints:
             sync_folder(self.folder)
 
     def end(self, *, keep: int) -> None:
-        """Let the run go, and keep so many checkpoints of it."""
+        """Unlock the run, and keep this many of its checkpoints."""
         if keep:
             self.keep(self.rounds()[:keep])
             self.release()
@@ -172,7 +172,7 @@ class Checkpoints:
             shutil.rmtree(self.folder)
 
     def read(self, rounds: int, device: torch.device) -> Checkpoint:
-        """The checkpoint after so many rounds, if it is whole."""
+        """Return the checkpoint of a round, if it is complete."""
         try:
             body = _read_body(self.folder / _name(rounds, "json"))
             path = self.folder / _name(rounds, "safetensors")
@@ -183,22 +183,22 @@ class Checkpoints:
                 content = file.read(body["metrics"]["size"])
             reach = Reach.of(content)
             if reach.digest.hexdigest() != body["metrics"]["sha256"]:
-                raise DamagedError(f"{RECORDS} is not what it was then")
+                raise DamagedError(f"{RECORDS} has been changed since")
             return _checkpoint(body, nest(read_tensors(path, device), body["empty"]), reach)
         except OSError as error:
             raise DamagedError(f"{Path(error.filename or path).name}: {error.strerror or error}") from error
         except (KeyError, TypeError, ValueError) as error:
-            raise DamagedError("it does not hold what a checkpoint holds") from error
+            raise DamagedError("it is not a checkpoint") from error
 
 
 def checkpointed_rounds(run: Path) -> list[int]:
-    """The rounds after which the run in a folder left a checkpoint, whole or not, newest first."""
+    """Return the rounds for which a folder has a checkpoint, complete or not, newest first."""
     stems = [path.stem.partition("-")[2] for path in (run / FOLDER).glob("round-*.json")]
     return sorted((int(stem) for stem in stems if stem.isdecimal()), reverse=True)
 
 
 def _size(training: FederationState) -> int:
-    """Bytes that a training holds between rounds."""
+    """Return the bytes of state between rounds."""
     model = training.server.model
     states = [tree for state in training.states.values() for tree in state.values()]
     return nbytes([model.params, model.buffers, *training.server.memory.values(), *states])
@@ -213,7 +213,7 @@ def _checksum(body: dict[str, Any]) -> str:
 
 
 def _tensors(state: RunState) -> dict[str, Any]:
-    """Every tensor of a run, by what it is."""
+    """Return every tensor of a run by name."""
     training, evaluation = state.training, state.evaluation
     tensors: dict[str, Any] = {
         "model": vars(training.server.model),
@@ -230,7 +230,7 @@ def _tensors(state: RunState) -> dict[str, Any]:
 
 
 def _body(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Everything of a checkpoint that is not a tensor."""
+    """Return everything of a checkpoint that is not a tensor."""
     state, reach = checkpoint.state, checkpoint.reach
     return {
         "format": FORMAT,
@@ -247,12 +247,12 @@ def _body(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def _read_body(path: Path) -> dict[str, Any]:
     try:
-        told = json.loads(path.read_bytes())
-        body: dict[str, Any] = told["checkpoint"]
-        fine = _checksum(body) == told["sha256"]
+        stored = json.loads(path.read_bytes())
+        body: dict[str, Any] = stored["checkpoint"]
+        intact = _checksum(body) == stored["sha256"]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise DamagedError(f"{path.name} cannot be read") from error
-    if not fine:
+    if not intact:
         raise DamagedError(f"the checksum of {path.name} is wrong")
     if body["format"] != FORMAT:
         raise DamagedError(f"{path.name} has format {body['format']}; this version of fedsat reads {FORMAT}")

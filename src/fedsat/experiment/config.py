@@ -1,4 +1,4 @@
-"""The complete description of a run: what a `config.toml` holds, and enough to run it again."""
+"""The complete configuration of a run, as `config.toml` holds it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import tomli_w
 from torch import nn
 
 from fedsat.algorithms import Algorithm, algorithms
-from fedsat.data import Partition, partitions
+from fedsat.data import Dataset, Partition, partitions
 from fedsat.engine import EngineName, Precision
 from fedsat.errors import UsageError, unknown
 from fedsat.experiment.legacy import modern_name, modern_table, modern_value, renamed, warn
@@ -27,14 +27,16 @@ PARTS: dict[str, Registry[Any]] = {"partition": partitions, "model": models, "al
 
 @dataclass(frozen=True)
 class Config:
-    """A run, complete: data, federation, model, method, protocol and seed."""
+    """A run: data, federation, model, method, protocol and seed."""
 
-    dataset: Annotated[str, Option("a dataset's name, or a folder of your own data")] = "mnist-mini"
+    dataset: Annotated[
+        str | Dataset, Option("a dataset's name, a folder of your own data, or your own function as module:name")
+    ] = "mnist-mini"
     image_size: Annotated[int | None, Option("side to which a folder's images are resized", at_least=1)] = None
-    clients: Annotated[int, Option("N, nodes of the federation", at_least=1)] = 100
-    per_round: Annotated[int, Option("|S_t|, clients called in a round", at_least=1)] = 15
-    workers: Annotated[int, Option("w, nodes that evaluate each client's model, itself included", at_least=1)] = 15
-    rounds: Annotated[int, Option("rounds to play", at_least=1)] = 60
+    clients: Annotated[int, Option("N, number of clients", at_least=1)] = 100
+    per_round: Annotated[int, Option("|S_t|, clients sampled in a round", at_least=1)] = 15
+    workers: Annotated[int, Option("w, nodes that evaluate each client's model, including itself", at_least=1)] = 15
+    rounds: Annotated[int, Option("number of rounds", at_least=1)] = 60
     epochs: Annotated[int, Option("E, local epochs", at_least=1)] = 5
     batch_size: Annotated[int, Option("B, local batch size", at_least=1)] = 16
     lr: Annotated[float, Option("η, local learning rate", above=0)] = 0.01
@@ -48,22 +50,24 @@ class Config:
         Option("clients' accuracy from their class mix and the test recalls, or on their local training samples"),
     ] = "expected"
     metrics: Annotated[tuple[str, ...], Option("metrics of your own, as module:name, recorded and compared")] = ()
-    dropout: Annotated[float, Option("share of called clients and workers that do not answer", at_least=0, below=1)] = (
-        0.0
-    )
-    stragglers: Annotated[float, Option("share of called clients that do fewer epochs", at_least=0, at_most=1)] = 0.0
+    dropout: Annotated[
+        float, Option("share of sampled clients and workers that do not respond", at_least=0, below=1)
+    ] = 0.0
+    stragglers: Annotated[float, Option("share of sampled clients that do fewer epochs", at_least=0, at_most=1)] = 0.0
     max_norm: Annotated[
         float,
-        Option("updates this many times as long as the median, steps considered, are refused; 0: none", at_least=0),
+        Option("updates whose norm exceeds this many times the median (per step) are refused; 0: none", at_least=0),
     ] = 50.0
     attackers: Annotated[float, Option("share of all clients that are malicious", at_least=0, at_most=1)] = 0.0
     seed: Annotated[int, Option("seed of partition, initial model, sampling and batches", at_least=0)] = 0
     engine: Annotated[
         EngineName,
-        Option("clients of a round all at once (stacked), one by one (sequential), or as the model allows"),
+        Option(
+            "train the clients of a round at once (stacked), one by one (sequential), or whichever the model allows"
+        ),
     ] = "auto"
     device: Annotated[str, Option("auto, cpu, cuda or cuda:1")] = "auto"
-    precision: Annotated[Precision, Option("numbers of the training; bf16 is faster on a GPU")] = "float32"
+    precision: Annotated[Precision, Option("precision of the training; bf16 is faster on a GPU")] = "float32"
     checkpoint_every: Annotated[
         int | None,
         Option(
@@ -80,15 +84,15 @@ class Config:
     def __post_init__(self) -> None:
         object.__setattr__(self, "model", model_table(self.model))
         check(self)
-        if not self.dataset:
+        if self.dataset == "":
             raise UsageError("dataset is empty; give a name (fedsat list datasets) or a folder, . for this one")
         models.arguments(self.model)
         if self.per_round > self.clients:
-            raise UsageError(f"per_round is {self.per_round}; there are only {self.clients} clients to call")
+            raise UsageError(f"per_round is {self.per_round}; there are only {self.clients} clients")
         if 0 < self.max_norm < 1:
             raise UsageError(f"max_norm is {self.max_norm:g}; below 1 it could refuse everybody (0 refuses nobody)")
         if self.stragglers and self.epochs == 1:
-            raise UsageError("stragglers do fewer epochs than others; with epochs = 1 there are none fewer")
+            raise UsageError("stragglers do fewer epochs than others; with epochs = 1 they cannot")
         if (type(self.attack) is Attack) != (self.attackers == 0):
             raise UsageError(
                 f"attack is {attacks.name_of(self.attack)!r} and attackers is {self.attackers:g}; "
@@ -97,12 +101,22 @@ class Config:
 
     @property
     def method(self) -> str:
-        """The algorithm's name, with the parts that were put on or left out: `fedsat`, `fedavg+psl`, `fedsat-pwa`."""
+        """The algorithm's name with the parts added or left out: `fedsat`, `fedavg+psl`, `fedsat-pwa`."""
         return method_name(self.algorithm)
+
+    @property
+    def dataset_name(self) -> str:
+        """The dataset as records name it; an object by its name and checksum."""
+        return self.dataset if isinstance(self.dataset, str) else self.dataset.reference
+
+    @property
+    def dataset_label(self) -> str:
+        """The dataset's short name for people."""
+        return Path(self.dataset).name if isinstance(self.dataset, str) else self.dataset.name
 
     def table(self) -> dict[str, Any]:
         """The configuration as nested plain values, every option written out."""
-        return complete(vars(self))
+        return complete({**vars(self), "dataset": self.dataset_name})
 
     def to_toml(self) -> str:
         """The configuration as the text of a `config.toml`."""
@@ -147,7 +161,7 @@ def complete(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read(path: Path, *, tell: bool = False) -> dict[str, Any]:
-    """The table in a configuration file, with today's names; `tell` warns of old ones."""
+    """Return the table in a configuration file, with current names; `tell` warns of old ones."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -173,8 +187,8 @@ def override(
 ) -> dict[str, Any]:
     """`table`, completed, with settings such as ("gamma", 0.5) or ("algorithm.objective", "psl") put in.
 
-    A name may be shortened as long as one setting answers to it. The order given does not matter: parts come before
-    their options, and parts are put on or left out (see `switch_parts`) in between. Old names are read as well.
+    A name may be shortened as long as it is unambiguous. The order given does not matter: parts come before
+    their options, and parts are added or left out (see `switch_parts`) in between. Old names are read as well.
     """
     table = complete(modern_table(table))
     given = list(settings)
@@ -202,7 +216,7 @@ def _put(table: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
 
 
 def setting_names(table: Mapping[str, Any]) -> set[str]:
-    """Every name, full or shortened, that a setting of `table` answers to: options differ from method to method."""
+    """Every name, full or shortened, of a setting of `table`; methods differ in their options."""
     paths = _paths(complete(table))
     return {".".join(path[start:]) for path in paths for start in range(len(path))}
 

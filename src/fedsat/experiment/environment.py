@@ -1,4 +1,4 @@
-"""The machine that a run is carried out on."""
+"""The machine that trains a run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedsat.version import __version__
 
 
 def pick_device(name: str) -> torch.device:
-    """The device to train on; `auto` takes a GPU where there is one."""
+    """Return the device to train on; `auto` is the GPU if there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -31,7 +31,7 @@ def pick_device(name: str) -> torch.device:
 
 
 def _processor() -> str:
-    """The processor's name, which Linux tells only in a file."""
+    """Return the processor's name, which Linux has only in a file."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
@@ -40,14 +40,14 @@ def _processor() -> str:
 
 
 def _command(program: Path, arguments: list[str]) -> str | None:
-    """The command line of this process, if it is one of ours."""
+    """Return the command line of this process, if it is a command of fedsat."""
     if program.name == "__main__.py" and program.parent.name in ("fedsat", "reproduction"):
         return shlex.join(["python", "-m", program.parent.name, *arguments])
     return shlex.join(["fedsat", *arguments]) if program.name == "fedsat" else None
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Versions, hardware and command: what else a reader needs to judge the numbers."""
+    """Return versions, hardware and command, which readers need to judge the numbers."""
     hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
     return {
         "fedsat": __version__,

@@ -1,9 +1,7 @@
-"""What a run leaves on disk: config.toml, metrics.jsonl, summary.json, model.safetensors, best.safetensors and, if a
-running mean of the global models is kept, averaged.safetensors.
+"""The files of a run: config.toml, metrics.jsonl, summary.json, model.safetensors, best.safetensors, and
+averaged.safetensors if a running mean of the global models is kept.
 
-One that real nodes play leaves nodes.txt as well, by which it is known from its beginning.
-
-What it leaves to be taken up again is written by `checkpoint`.
+A run on real nodes also has nodes.txt from the start. Checkpoints are written by `checkpoint`.
 """
 
 from __future__ import annotations
@@ -24,12 +22,12 @@ from fedsat.metrics import RoundRecord
 RECORDS, SUMMARY, CONFIG = "metrics.jsonl", "summary.json", "config.toml"
 LAST_MODEL, BEST_MODEL, AVERAGED_MODEL = "model.safetensors", "best.safetensors", "averaged.safetensors"
 ON_NODES = "nodes.txt"
-NODES_TEXT = "Real nodes play this run. The data and the state of each client are with its node, not here.\n"
+NODES_TEXT = "This run is carried out by real nodes. Each client's data and state are on its node, not here.\n"
 
 
 @dataclass(frozen=True)
 class Reach:
-    """How far `metrics.jsonl` goes: its rounds, its bytes, and their checksum as it stands."""
+    """The extent of `metrics.jsonl`: rounds, bytes, and their checksum."""
 
     rounds: int
     size: int
@@ -37,18 +35,18 @@ class Reach:
 
     @staticmethod
     def of(content: bytes) -> Reach:
-        """The reach of a file with this content."""
+        """Return the extent of a file with this content."""
         return Reach(content.count(b"\n"), len(content), hashlib.sha256(content))
 
     def further(self, line: bytes) -> Reach:
-        """The reach with one more line."""
+        """Return the extent with one more line."""
         digest = self.digest.copy()
         digest.update(line)
         return Reach(self.rounds + 1, self.size + len(line), digest)
 
 
 class RunFolder:
-    """The folder of one run, written as the run goes on. Every file but the growing metrics appears whole."""
+    """The folder of one run. Every file is written atomically, except the metrics, which grow."""
 
     def __init__(self, path: Path, reach: Reach) -> None:
         self.path = path
@@ -56,7 +54,7 @@ class RunFolder:
 
     @staticmethod
     def create(path: Path, config_text: str, *, on_nodes: bool = False) -> RunFolder:
-        """A folder for a run that begins. It holds a run from the moment that it has a `config.toml`."""
+        """Create the folder of a new run; `config.toml`, which marks it as a run, is written last."""
         if (path / CONFIG).exists():
             raise UsageError(f"{path} already holds a run; give another --out, or move it away")
         with speaking_of(path):
@@ -68,7 +66,7 @@ class RunFolder:
         return RunFolder(path, Reach.of(b""))
 
     def record(self, records: Sequence[RoundRecord]) -> None:
-        """Append the rounds that the file lacks, and nothing else behind them: a torn line is written over."""
+        """Append the rounds that are missing in the file, overwriting a line that was cut short."""
         with speaking_of(self.path):
             for record in records[self.reach.rounds :]:
                 content = json.dumps(record.to_json()).encode() + b"\n"
@@ -76,12 +74,12 @@ class RunFolder:
                 self.reach = self.reach.further(content)
 
     def settle(self) -> None:
-        """Let the metrics end where they are known to reach, and bring them to the disk."""
+        """Cut off whatever follows the last complete record, and flush the file to disk."""
         with speaking_of(self.path):
             self._put(b"", settle=True)
 
     def _put(self, content: bytes, settle: bool = False) -> None:
-        # Opened anew each time, and never created: a folder that has vanished is noticed at the next round.
+        # Opened for each round and never created, so that a deleted folder is noticed at the next round.
         with (self.path / RECORDS).open("r+b") as file:
             file.seek(self.reach.size)
             file.write(content)
@@ -98,7 +96,7 @@ class RunFolder:
             write_whole(self.path / name, save(tensors))
 
     def finish(self, summary: Mapping[str, Any], model: Model) -> None:
-        """Write what the run came to and its last good model."""
+        """Write the summary and the last model."""
         self.save_model(model, LAST_MODEL)
         with speaking_of(self.path):
             write_whole(self.path / SUMMARY, json.dumps(summary, indent=2).encode())
@@ -106,9 +104,9 @@ class RunFolder:
 
 @contextmanager
 def whole(path: Path) -> Iterator[BinaryIO]:
-    """A file to write, of which a reader finds the old content or the new, never a part, whatever happens.
+    """Open a file that is replaced atomically: readers see the old content or the new, never a part.
 
-    It is written under another name, brought to the disk, renamed, and the renaming brought to the disk.
+    The content is written under another name and flushed, the file is renamed, and the folder is flushed.
     """
     partial = path.with_name(path.name + ".part")
     try:
@@ -125,7 +123,7 @@ def whole(path: Path) -> Iterator[BinaryIO]:
 
 
 def sync_folder(path: Path) -> None:
-    """Bring what was renamed or removed in a folder to the disk, where the system can."""
+    """Flush renames and removals in a folder to disk, where the system supports it."""
     if os.name == "posix":
         handle = os.open(path, os.O_RDONLY)
         try:
@@ -135,31 +133,31 @@ def sync_folder(path: Path) -> None:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that a reader finds the old content or the new, never a part."""
+    """Replace a file atomically."""
     with whole(path) as file:
         file.write(content)
 
 
 @contextmanager
 def speaking_of(path: Path) -> Iterator[None]:
-    """Turn the system's word on a folder into one a user can act on."""
+    """Turn an operating system error about a folder into a message for the user."""
     try:
         yield
     except OSError as error:
         raise FedsatError(f"cannot write to {path}: {error.strerror or error}") from error
 
 
-def free_folder(parent: Path, name: str, promised: Container[Path] = ()) -> Path:
-    """`parent/name`, or the first of `name-2`, `name-3`, … that holds no run yet and is not promised to one."""
+def free_folder(parent: Path, name: str, reserved: Container[Path] = ()) -> Path:
+    """Return `parent/name`, or the first of `name-2`, `name-3`, … that holds no run and is not reserved for one."""
     path, number = parent / name, 1
-    while (path / CONFIG).exists() or path in promised:
+    while (path / CONFIG).exists() or path in reserved:
         number += 1
         path = parent / f"{name}-{number}"
     return path
 
 
 def read_records(folder: Path) -> list[RoundRecord]:
-    """The rounds that a run has recorded. A last line cut short, as by a power failure, does not count."""
+    """Return the recorded rounds, without a last line that was cut short, for example by a power failure."""
     try:
         content = (folder / RECORDS).read_bytes()
     except OSError as error:
@@ -168,7 +166,7 @@ def read_records(folder: Path) -> list[RoundRecord]:
 
 
 def parse_records(content: bytes, path: Path) -> list[RoundRecord]:
-    """The rounds in the content of `path`; what stands behind the last end of a line does not count."""
+    """Return the rounds in the content of `path`, without an incomplete last line."""
     records = []
     for number, line in enumerate(content.split(b"\n")[:-1], start=1):
         try:
@@ -179,7 +177,7 @@ def parse_records(content: bytes, path: Path) -> list[RoundRecord]:
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
-    """What `summary.json` holds; nothing if the run has not come to write it."""
+    """Return the contents of `summary.json`, or an empty table if the run has not written it yet."""
     try:
         return _table((folder / SUMMARY).read_bytes())
     except FileNotFoundError:
@@ -189,8 +187,8 @@ def read_summary(folder: Path) -> dict[str, Any]:
 
 
 def _table(content: bytes) -> dict[str, Any]:
-    """A JSON object; a `ValueError` for everything else."""
+    """Parse a JSON object, or raise a `ValueError`."""
     found = json.loads(content)
     if not isinstance(found, dict):
-        raise ValueError("it does not hold names and values")
+        raise ValueError("it is not a JSON object")
     return found

@@ -1,4 +1,4 @@
-"""Being asked to stop: Ctrl-C and SIGTERM both end a run in good order."""
+"""Interruption: Ctrl-C and SIGTERM both end a run cleanly."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from contextlib import contextmanager
 
 
 class Terminated(SystemExit):
-    """SIGTERM, as an exception: the process ends with the code that shells have for it."""
+    """SIGTERM as an exception. The process ends with the exit code that shells use for it."""
 
     def __init__(self) -> None:
         super().__init__(128 + signal.SIGTERM)
 
 
 STOPPED = (KeyboardInterrupt, SystemExit)
-"""What a wish to stop looks like: ours, or that of a host program that has its own way with signals."""
+"""Exceptions that ask a run to stop; a host program with its own signal handlers may raise `SystemExit`."""
 
 
 @contextmanager
 def sigterm_raises() -> Iterator[None]:
-    """Let SIGTERM raise `Terminated` here, unless the program has its own way with it or we are in another thread."""
+    """Let SIGTERM raise `Terminated`, unless the program has its own handler or this is not the main thread."""
 
     def stop(*_: object) -> None:
         raise Terminated

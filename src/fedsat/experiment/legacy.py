@@ -1,4 +1,4 @@
-"""Names of fedsat 0.1 that are still read, for this release: settings, values and record keys that have new names."""
+"""Settings and values of fedsat 0.1 that have new names. This release still reads the old ones."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ VALUES = {
 
 
 def modern_name(key: str) -> str:
-    """A setting's name today, whatever part of its path was given."""
+    """Return a setting's current name; any part of its path may be given."""
     return ".".join(SETTINGS.get(step, step) for step in key.split("."))
 
 
 def modern_value(key: str, value: Any) -> Any:
-    """A setting's value today."""
+    """Return a setting's current value."""
     if key.rpartition(".")[2] == "client_accuracy" and value == "own":
         return "local"
     return VALUES.get(value, value) if isinstance(value, str) else value
 
 
 def modern_table(table: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration with today's names, whichever version wrote it."""
+    """Return a configuration with current names, whichever version wrote it."""
     found: dict[str, Any] = {}
     for key, value in table.items():
         found[modern_name(key)] = modern_table(value) if isinstance(value, Mapping) else modern_value(key, value)
@@ -36,7 +36,7 @@ def modern_table(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def renamed(table: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """What `modern_table` changes, in words."""
+    """Describe what `modern_table` changes."""
     notes: list[str] = []
     for key, value in table.items():
         now = modern_name(key)
@@ -50,6 +50,6 @@ def renamed(table: Mapping[str, Any], prefix: str = "") -> list[str]:
 
 
 def warn(notes: Iterable[str]) -> None:
-    """Name what is called differently now, one warning each."""
+    """Issue one warning for each renamed setting."""
     for note in notes:
         warnings.warn(f"{note}; the old name will be refused in the next release", FutureWarning, stacklevel=3)

@@ -1,7 +1,7 @@
-"""A method's parts: which ones can be put on or left out, and how a method with its parts is written.
+"""The parts of a method: adding them, leaving them out, and the name of the result.
 
-`fedsat:paper` is a preset of `fedsat`; `fedavg+psl` has a part put on, `fedsat-pwa` one left out. Parts are whatever
-the registries hold, a user's own `module:Name` included, and the switches of an algorithm (`Option(switch=True)`).
+`fedsat:paper` is a preset of `fedsat`. `fedavg+psl` is FedAvg with another objective, `fedsat-pwa` FedSat without its
+weighting. Parts are registered, your own (`module:Name`), or switches of an algorithm (`Option(switch=True)`).
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ KINDS: dict[str, Registry[Any]] = {"objective": objectives, "weighting": weighti
 
 
 def plain(kind: str) -> str:
-    """The part that stands where no other was put on: FedAvg's."""
+    """Return the name of FedAvg's part of this kind."""
     return KINDS[kind].name_of(getattr(Algorithm(), kind))
 
 
 def part_names() -> list[str]:
-    """The registered parts that can be put on a method."""
+    """Return the registered parts that can be added to a method."""
     return [name for kind, registry in KINDS.items() for name in registry if name != plain(kind)]
 
 
 def kind_of(part: str) -> str | None:
-    """The kind of a part given by its name or as `module:Name`; None if it is none."""
+    """Return the kind of a part, given by name or as `module:Name`, or None if there is no such part."""
     for kind, registry in KINDS.items():
         if part in registry or (":" in part and registry.holds(part)):
             return kind
@@ -37,12 +37,12 @@ def kind_of(part: str) -> str | None:
 
 
 def switches(algorithm: str) -> list[str]:
-    """The parts of an algorithm that can only be left out."""
+    """Return the parts of an algorithm that can only be left out."""
     return [name for name, field in algorithms.options(algorithm).items() if field.option.switch]
 
 
 def method_name(algorithm: Algorithm) -> str:
-    """The algorithm's name with the parts that were put on or left out: `fedsat`, `fedavg+psl`, `fedsat-pwa`."""
+    """Return the algorithm's name with the parts added or left out: `fedsat`, `fedavg+psl`, `fedsat-pwa`."""
     name = base = algorithms.name_of(algorithm)
     usual = algorithms.options(base)
     for kind, registry in KINDS.items():
@@ -55,12 +55,12 @@ def method_name(algorithm: Algorithm) -> str:
 
 
 def switch_parts(method: Mapping[str, Any], on: Iterable[str], off: Iterable[str]) -> dict[str, Any]:
-    """Put parts on an algorithm's complete table, and leave parts out of it."""
+    """Add parts to an algorithm's complete table, and leave parts out of it."""
     method = dict(method)
     for part in on:
         kind = kind_of(part)
         if kind is None:
-            raise unknown("part to put on a method:", part, part_names())
+            raise unknown("part to add:", part, part_names())
         if _name(method[kind]) != part:
             method[kind] = part
     for part in off:
@@ -82,7 +82,7 @@ def _name(part: Any) -> str:
 
 
 def method_parts(label: str) -> tuple[list[tuple[str, str]], list[str], list[str]]:
-    """Split a method as `method_name` writes it into its algorithm, the parts put on and those left out."""
+    """Split a method's name into its algorithm, the parts added, and the parts left out."""
     on: list[str] = []
     off: list[str] = []
     name = label
@@ -95,6 +95,6 @@ def method_parts(label: str) -> tuple[list[tuple[str, str]], list[str], list[str
             break
         (on if name[cut] == "+" else off).append(name[cut + 1 :])
         name = name[:cut]
-    if name not in algorithms and ":" not in name:  # a name that the registry will refuse
+    if name not in algorithms and ":" not in name:  # the registry will report the unknown name
         return [("algorithm", label)], [], []
     return [("algorithm", name)], on, off

@@ -1,4 +1,4 @@
-"""Taking up a run where it was put away: from its newest checkpoint that is whole."""
+"""Resuming a run from its newest complete checkpoint."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from fedsat.data import Dataset
 from fedsat.errors import FedsatError, UsageError
 from fedsat.experiment.checkpoint import FOLDER, Checkpoint, Checkpoints, DamagedError, RunState, checkpointed_rounds
 from fedsat.experiment.config import Config, complete, read
@@ -31,25 +32,25 @@ from fedsat.rounds import start
 from fedsat.tree import Tree
 
 MAY_CHANGE = ("rounds", "checkpoint_every")
-"""Settings that do not enter the rounds already played."""
+"""Settings that may change when a run is resumed."""
 
 
-def load_checkpointed(path: Path, rounds: int | None = None) -> Run:
-    """The run in `path` as it was at its last checkpoint, ready to `train`; `rounds` is its new number of rounds.
+def restore(path: Path, rounds: int | None = None, dataset: str | Dataset | None = None) -> Run:
+    """Return the run in `path` as it was at its last checkpoint, ready to `train`.
 
-    Rounds that were recorded after the checkpoint are cut off and will be played again. A run that was ended before
-    its first checkpoint begins again.
+    `rounds` is a new number of rounds. `dataset` is needed if the run was started with a dataset object. Rounds that
+    were recorded after the checkpoint are removed and repeated. A run without a checkpoint yet starts again.
     """
     if not (path / CONFIG).is_file():
         raise UsageError(f"{path} holds no run: it has no {CONFIG}")
-    config = Config.of(read(path / CONFIG))
+    config = _with_dataset(path, Config.of(read(path / CONFIG)), dataset)
     wanted = replace(config, rounds=rounds) if rounds is not None else config
     _check_worth(path, config, wanted)
     recorded = (path / RECORDS).is_file() and (path / RECORDS).stat().st_size > 0
     kept = (path / FOLDER).is_dir() or not recorded  # what others recorded is never thrown away
     checkpoints = Checkpoints.of(path, config.checkpoint_every) if kept else None
     if checkpoints is None:
-        raise UsageError(f"{path} was run without checkpoints: it cannot be taken up")
+        raise UsageError(f"{path} was run without checkpoints and cannot be resumed")
     checkpoint, notes = _newest(checkpoints, pick_device(wanted.device))
     if checkpoint is None:
         setup = Setup.of(wanted)
@@ -61,63 +62,74 @@ def load_checkpointed(path: Path, rounds: int | None = None) -> Run:
         records = parse_records((path / RECORDS).read_bytes()[: checkpoint.reach.size], path / RECORDS)
         run = Run(setup, checkpoint.state, RunFolder(path, checkpoint.reach), checkpoints, records)
     if run.training.rounds > wanted.rounds:
-        raise UsageError(f"{path} has played {run.training.rounds} rounds already; --rounds must be more")
-    _take_back(run)
-    setup.notes[:0] = [*notes, f"{path} goes on after round {run.training.rounds} of {wanted.rounds}"]
+        raise UsageError(f"{path} already has {run.training.rounds} rounds; --rounds must be more")
+    _set_back(run)
+    setup.notes[:0] = [*notes, f"{path} resumes after round {run.training.rounds} of {wanted.rounds}"]
     return run
 
 
+def _with_dataset(path: Path, config: Config, dataset: str | Dataset | None) -> Config:
+    """Put in the dataset object that a run was started with, after a look at its checksum."""
+    if not isinstance(dataset, Dataset):
+        return config
+    if dataset.reference != config.dataset_name:
+        raise UsageError(f"{path} was started with the dataset {config.dataset_name}, not with {dataset.reference}")
+    return replace(config, dataset=dataset)
+
+
 def _check_worth(path: Path, config: Config, wanted: Config) -> None:
-    """Refuse to go on with what real nodes play, or with a run that is done, unless it is to have more rounds."""
+    """Refuse to resume a run on real nodes, or a completed run without more rounds."""
     if (path / ON_NODES).is_file():
-        raise UsageError(f"{path} is played by real nodes, which keep their clients' states: it cannot be taken up")
+        raise UsageError(f"{path} was run on real nodes, which keep their clients' states, and cannot be resumed")
     if read_summary(path).get("status") != "completed":
         return
     if not checkpointed_rounds(path):
         more = wanted.rounds if wanted.rounds > config.rounds else "N"
         raise UsageError(
-            f"{path} is complete with {config.rounds} rounds and keeps no checkpoint to go on from; "
-            f"fedsat run {path / CONFIG} --rounds {more} runs it anew"
+            f"{path} is complete with {config.rounds} rounds and has no checkpoint; "
+            f"fedsat run {path / CONFIG} --rounds {more} starts it again"
         )
     if wanted.rounds <= config.rounds:
-        raise UsageError(f"{path} is complete with {config.rounds} rounds; --rounds N goes on to more")
+        raise UsageError(f"{path} is complete with {config.rounds} rounds; --rounds N trains for longer")
 
 
 def _newest(checkpoints: Checkpoints, device: torch.device) -> tuple[Checkpoint | None, list[str]]:
-    """The newest checkpoint that is whole, and a word on each that is not; None if there never was one."""
+    """Return the newest complete checkpoint and notes about damaged ones; None if there never was one."""
     notes: list[str] = []
     for rounds in checkpoints.rounds():
         try:
             return checkpoints.read(rounds, device), notes
         except DamagedError as error:
-            notes.append(f"the checkpoint of round {rounds} is damaged ({error}); the one before is used")
+            notes.append(f"the checkpoint of round {rounds} is damaged ({error}); the previous one is used")
     if notes:
-        reasons = "; ".join(note.partition("; the one")[0] for note in notes)
+        reasons = "; ".join(note.partition("; the previous")[0] for note in notes)
         path = checkpoints.folder.parent
-        raise FedsatError(f"{path} cannot be taken up: {reasons}; fedsat run {path / CONFIG} --out … runs it anew")
+        raise FedsatError(f"{path} cannot be resumed: {reasons}; fedsat run {path / CONFIG} --out … starts it again")
     return None, notes
 
 
 def _check_config(path: Path, config: Config, checkpoint: Checkpoint) -> None:
-    """Refuse to go on under other settings than those of the rounds already played."""
+    """Refuse to resume with other settings than those of the rounds so far."""
     changes = _changes(complete(checkpoint.config), config.table())
     if changes:
-        raise UsageError(f"{path / CONFIG} is not what the run was begun with: {'; '.join(changes)}")
+        raise UsageError(f"{path / CONFIG} has changed since the run was started: {'; '.join(changes)}")
 
 
 def _check_setup(path: Path, setup: Setup, checkpoint: Checkpoint) -> None:
-    """Refuse to go on with other data or another network, and be as before in what decides the last digits."""
+    """Refuse to resume with other data or another network; note what may change the last digits."""
     if checkpoint.federation != setup.fingerprint:
-        raise UsageError(f"{path} cannot go on: the data, or who holds them, have changed since its last checkpoint")
+        raise UsageError(
+            f"{path} cannot be resumed: the data, or who holds them, have changed since its last checkpoint"
+        )
     kept, now = checkpoint.state.training.server.model, setup.engine.initial_model
     if _shapes(kept.params) != _shapes(now.params) or _shapes(kept.buffers) != _shapes(now.buffers):
-        raise UsageError(f"{path} cannot go on: the model {setup.config.model['name']} has other weights now")
+        raise UsageError(f"{path} cannot be resumed: the model {setup.config.model['name']} has other weights now")
     _same_width(setup, checkpoint.lanes)
     made, here = checkpoint.made_with, environment(setup.device)
     moved = [key for key in ("fedsat", "torch", "device", "threads") if made.get(key) != here[key]]
     if moved:
-        told = ", ".join(f"{key} was {made.get(key)} and is {here[key]}" for key in moved)
-        setup.notes.append(f"{told}: the last digits may come out differently")
+        changes = ", ".join(f"{key} was {made.get(key)} and is {here[key]}" for key in moved)
+        setup.notes.append(f"{changes}: the last digits may differ")
 
 
 def _shapes(tree: Tree) -> dict[str, tuple[int, ...]]:
@@ -125,27 +137,27 @@ def _shapes(tree: Tree) -> dict[str, tuple[int, ...]]:
 
 
 def _changes(before: Mapping[str, Any], after: Mapping[str, Any], where: str = "") -> list[str]:
-    """Every setting that differs, in words."""
-    told: list[str] = []
+    """Describe every setting that differs."""
+    found: list[str] = []
     for key in dict.fromkeys([*before, *after]):
         old, new = before.get(key), after.get(key)
         if isinstance(old, Mapping) and isinstance(new, Mapping):
-            told += _changes(old, new, f"{where}{key}.")
+            found += _changes(old, new, f"{where}{key}.")
         elif old != new and f"{where}{key}" not in MAY_CHANGE:
-            told.append(f"{where}{key} was {old!r} and is {new!r}")
-    return told
+            found.append(f"{where}{key} was {old!r} and is {new!r}")
+    return found
 
 
 def _same_width(setup: Setup, lanes: int) -> None:
-    """Train as many clients side by side as before, whatever memory is free now: widths may round differently."""
+    """Train as many clients at once as before, because other numbers may round differently."""
     engine: Any = setup.engine
-    called = setup.config.per_round
-    if min(getattr(engine, "lanes", 1), called) != min(lanes, called):
+    sampled = setup.config.per_round
+    if min(getattr(engine, "lanes", 1), sampled) != min(lanes, sampled):
         engine.lanes = lanes
 
 
-def _take_back(run: Run) -> None:
-    """Bring the files to where the run stands: what came after its checkpoint will come again."""
+def _set_back(run: Run) -> None:
+    """Set the files back to the checkpoint; later rounds will be repeated."""
     assert run.folder is not None
     assert run.checkpoints is not None
     path = run.folder.path

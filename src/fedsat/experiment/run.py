@@ -1,4 +1,4 @@
-"""A whole run: from a configuration to trained model, metrics and files."""
+"""A run: from a configuration to a trained model, metrics and files."""
 
 from __future__ import annotations
 
@@ -31,12 +31,11 @@ from fedsat.rounds.sampling import draw_attackers
 
 @dataclass(frozen=True)
 class Setup:
-    """Everything a run needs, built from its configuration."""
+    """Everything that a run needs, built from its configuration."""
 
     config: Config
     federation: data.Federation | None
-    """All clients' data as they are, not as an attack may have changed them; None where they keep them to themselves,
-    as real nodes do."""
+    """All clients' data, before any attack changes them; None on real nodes, which keep their data."""
     engine: Engine
     device: torch.device
     notes: list[str]
@@ -46,7 +45,7 @@ class Setup:
 
     @property
     def fingerprint(self) -> str:
-        """The data and who holds what, in short; empty where nodes keep that to themselves."""
+        """A checksum of the data and of who holds what; empty on real nodes."""
         return "" if self.federation is None else self.federation.fingerprint
 
     @staticmethod
@@ -64,8 +63,10 @@ class Setup:
             config.epochs, config.batch_size, config.lr, config.augment == "crop-flip", config.seed, config.stragglers
         )
         attackers = draw_attackers(config.seed, config.clients, config.attackers)
-        played = config.attack.poison(federation, attackers)
-        engine, note = make_engine(config.engine, module, played, config.algorithm, training, device, config.precision)
+        attacked = config.attack.poison(federation, attackers)
+        engine, note = make_engine(
+            config.engine, module, attacked, config.algorithm, training, device, config.precision
+        )
         engine.class_mixes = federation.class_counts
         notes = [text for text in (dataset.note, note) if text]
         faults = Faults(config.dropout, config.max_norm, config.attack, attackers)
@@ -90,7 +91,9 @@ class Run:
     def __repr__(self) -> str:
         config, summary = self.setup.config, self.summary
         found = f", accuracy {100 * summary['accuracy']:.1f} %" if "accuracy" in summary else ""
-        return f"<Run {config.method} on {config.dataset}, {self.training.rounds} of {config.rounds} rounds{found}>"
+        return (
+            f"<Run {config.method} on {config.dataset_label}, {self.training.rounds} of {config.rounds} rounds{found}>"
+        )
 
     def _repr_html_(self) -> str:
         """The numbers to quote, as a table in notebooks."""
@@ -106,12 +109,12 @@ class Run:
 
     @property
     def training(self) -> FederationState:
-        """Where the training stands."""
+        """The state of the training."""
         return self.state.training
 
     @property
     def model(self) -> Model:
-        """The global model as it stands."""
+        """The current global model."""
         return self.training.server.model
 
     @property
@@ -121,7 +124,7 @@ class Run:
         notes = list(self.setup.notes)
         nodes = 1 + config.clients - config.per_round
         if config.algorithm.weighting.needs_counts and config.workers > nodes:
-            notes.append(f"{config.workers} workers are asked for; a client and all nodes not called make {nodes}")
+            notes.append(f"workers is {config.workers}; a client and the nodes that are not sampled are only {nodes}")
         if federation is None:
             return notes
         attackers = len(self.setup.faults.attackers)
@@ -134,32 +137,32 @@ class Run:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What the run came to."""
+        """The numbers to quote."""
         return summarise(self.records)
 
     def stop(self, reason: str) -> None:
         """End the run after the current round, as completed; for callbacks such as early stopping."""
         self.stopped = reason
 
-    def play(self, callbacks: Sequence[Callback] = ()) -> RoundRecord:
+    def run_round(self, callbacks: Sequence[Callback] = ()) -> RoundRecord:
         """Run one round, evaluate the model if it is time, call the callbacks, and write the record.
 
-        An error or an interruption on the way leaves the run as it was before the round.
+        After an error or an interruption, the run is as it was before the round.
         """
         config, engine, before = self.setup.config, self.setup.engine, self.state
         training = replace(before.training, states=dict(before.training.states))
-        calls = Sampling(config.per_round, config.workers, config.seed)
-        played = run_round(engine, training, calls, self.setup.faults)
-        record, after = round_record(played), replace(before, training=training)
+        sampling = Sampling(config.per_round, config.workers, config.seed)
+        result = run_round(engine, training, sampling, self.setup.faults)
+        record, after = round_record(result), replace(before, training=training)
         if config.average:
-            averaged = running_mean(before.averaged, training.server.model, played.number, config.average)
+            averaged = running_mean(before.averaged, training.server.model, result.number, config.average)
             after = replace(after, averaged=averaged)
-        if played.number % config.evaluate_every == 0 or played.number == config.rounds:
-            with timed(played.seconds, "evaluate", engine.device):
+        if result.number % config.evaluate_every == 0 or result.number == config.rounds:
+            with timed(result.seconds, "evaluate", engine.device):
                 after = self._evaluate(after, record)
         for name, remark in engine.notes().items():
             setattr(record, name, remark)
-        record.seconds = {name: round(spent, 6) for name, spent in played.seconds.items()}
+        record.seconds = {name: round(spent, 6) for name, spent in result.seconds.items()}
         self.records.append(record)
         self.state = after
         try:
@@ -173,7 +176,7 @@ class Run:
         return record
 
     def _keep(self, better: bool) -> None:
-        """Write what a round has brought, and a checkpoint if it is time."""
+        """Write the round's record, and a checkpoint if it is time."""
         if self.folder is not None:
             self.folder.record(self.records)
             if better and self.state.best is not None:
@@ -182,7 +185,7 @@ class Run:
             self.save_checkpoint()
 
     def save_checkpoint(self) -> None:
-        """Write a checkpoint of the run as it stands, if it has a folder and is to have checkpoints."""
+        """Write a checkpoint, if the run has a folder and checkpoints are wanted."""
         setup = self.setup
         if self.folder is None or self.checkpoints is None or setup.federation is None:
             return
@@ -215,11 +218,11 @@ class Run:
     def close(self, status: str, error: str | None = None, *, for_more: bool = True) -> None:
         """Write the last files; `status` is completed, interrupted or failed.
 
-        A run that was interrupted leaves a checkpoint, and so does one that is completed if it can afford to, unless
-        nobody is to go on from it (`for_more`).
+        An interrupted run leaves a checkpoint. So does a completed one if writing it is fast enough, unless nobody will
+        resume it (`for_more`).
         """
         self.status = status
-        del self.records[self.training.rounds :]  # an interrupted round may have got as far as its record
+        del self.records[self.training.rounds :]  # an interrupted round may already have its record
         if self.folder is None:
             return
         self.folder.record(self.records)
@@ -230,15 +233,15 @@ class Run:
             self.folder.save_model(self.state.best, BEST_MODEL)
         if self.state.averaged is not None:
             self.folder.save_model(self.state.averaged, AVERAGED_MODEL)
-        self.folder.finish(self._told(status, error), self.model)
+        self.folder.finish(self._final_summary(status, error), self.model)
         if self.checkpoints is not None:
             self.checkpoints.end(keep=KEPT if status != "completed" else 1 if for_more else 0)
 
     def _affords_a_last_checkpoint(self) -> bool:
         return self.checkpoints is not None and self.checkpoints.due_at_the_end(self.training)
 
-    def _told(self, status: str, error: str | None) -> dict[str, Any]:
-        """What `summary.json` holds."""
+    def _final_summary(self, status: str, error: str | None) -> dict[str, Any]:
+        """Return the contents of `summary.json`."""
         state = self.state
         summary: dict[str, Any] = {"status": status, **({"error": error} if error else {})}
         summary |= {"stopped": self.stopped} if self.stopped is not None else {}
@@ -256,7 +259,7 @@ class Run:
 
 
 def prepare(config: Config, out: Path | None = None) -> Run:
-    """A run before its first round. With `out` its files are written there as it goes."""
+    """Return a run before its first round. With `out`, it writes its files there."""
     setup = Setup.of(config)
     state = RunState(start(setup.engine))
     if out is None:
@@ -266,9 +269,9 @@ def prepare(config: Config, out: Path | None = None) -> Run:
 
 
 def train(run: Run, callbacks: Callbacks = (), *, show: RoundFunction | None = None, for_more: bool = True) -> Run:
-    """Run the rounds that are left.
+    """Run the remaining rounds.
 
-    When training fails or is interrupted (Ctrl-C, SIGTERM), the files are finished with the rounds before, and the
+    When training fails or is interrupted (Ctrl-C, SIGTERM), the files are completed with the rounds so far, and the
     error is raised again. `show` is called with every record that has been written, for a progress display. `for_more`
     leaves a checkpoint at the end, from which `resume` can continue to more rounds.
     """
@@ -278,7 +281,7 @@ def train(run: Run, callbacks: Callbacks = (), *, show: RoundFunction | None = N
             for callback in active:
                 callback.start(run)
             while run.training.rounds < run.setup.config.rounds and run.stopped is None:
-                record = run.play(active)
+                record = run.run_round(active)
                 if show is not None:
                     show(run, record)
             run.close("completed", for_more=for_more)
@@ -286,7 +289,7 @@ def train(run: Run, callbacks: Callbacks = (), *, show: RoundFunction | None = N
         run.close("interrupted")
         raise
     except Exception as error:
-        with suppress(FedsatError):  # what went wrong first is what the user must know
+        with suppress(FedsatError):  # the user must see the first error
             run.close("failed", str(error))
         raise
     finally:

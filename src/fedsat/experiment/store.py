@@ -1,4 +1,4 @@
-"""Runs on disk, found again: what a folder holds, which runs are the same, and where the next one goes."""
+"""Runs on disk: reading them, recognising equal ones, and choosing folders for new ones."""
 
 from __future__ import annotations
 
@@ -10,34 +10,38 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from fedsat.errors import UsageError
 from fedsat.experiment.checkpoint import checkpointed_rounds
 from fedsat.experiment.config import Config, complete, read
-from fedsat.experiment.folder import CONFIG, RECORDS, SUMMARY, free_folder, read_records, read_summary
+from fedsat.experiment.folder import CONFIG, LAST_MODEL, RECORDS, SUMMARY, free_folder, read_records, read_summary
 from fedsat.experiment.summary import summarise
+from fedsat.experiment.tensors import read_tensors
 from fedsat.metrics import METRICS, Metric, RoundRecord
 
 ONLY_HOW = ("engine", "device", "checkpoint_every")
-"""Settings that say how a run is computed and not what: they change the last digits and the time, nothing else."""
+"""Settings that affect only the time and the last digits."""
 
 
 def identity(table: Mapping[str, Any], *, without: tuple[str, ...] = ()) -> str:
-    """A short text that two runs share if, and only if, they are the same experiment.
+    """Return a short text that is equal for two runs if and only if they are the same experiment.
 
-    Everything that enters the mathematics or the measures counts: data, partition, model, method with every
-    option, protocol, precision and seed. What is `ONLY_HOW` does not.
+    It depends on everything that affects the training or the metrics: data, partition, model, method with all options,
+    protocol, precision and seed.
     """
     kept = {key: value for key, value in completed(table).items() if key not in (*ONLY_HOW, *without)}
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def _comparable(table: Mapping[str, Any]) -> dict[str, Any]:
-    """All of a configuration that a run must share to be gone on with."""
+    """Return the part of a configuration that must be equal for a run to be resumed."""
     return {key: value for key, value in completed(table).items() if key != "checkpoint_every"}
 
 
 def completed(table: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`table` with options that were added since it was written; as it is if its own classes are not at hand."""
+    """Return the table with options that newer versions added; unchanged if its classes cannot be imported."""
     try:
         return complete(table)
     except UsageError:
@@ -46,7 +50,7 @@ def completed(table: Mapping[str, Any]) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class StoredRun:
-    """A run as its folder tells it, finished or not. Its larger files are read when they are asked for."""
+    """A run as stored in its folder, finished or not. Larger files are read on first use."""
 
     folder: Path
     table: dict[str, Any]
@@ -65,25 +69,33 @@ class StoredRun:
 
     @cached_property
     def records(self) -> list[RoundRecord]:
-        """The rounds recorded."""
+        """The recorded rounds."""
         return read_records(self.folder)
 
     @cached_property
     def stored(self) -> dict[str, Any]:
-        """What `summary.json` holds; empty while the run goes on or when it was killed."""
+        """The contents of `summary.json`; empty while the run is in progress, or if it was killed."""
         return read_summary(self.folder)
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        """The numbers to quote, from the rounds recorded, and what `summary.json` adds to them."""
+        """The numbers to quote, computed from the recorded rounds, and the contents of `summary.json`."""
         try:
             return {**self.stored, **summarise(self.records)}
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise UsageError(f"{self.folder / RECORDS} is damaged: a round lacks what rounds record") from error
+            raise UsageError(f"{self.folder / RECORDS} is damaged: a round is incomplete") from error
+
+    def model(self, name: str = LAST_MODEL) -> dict[str, Tensor]:
+        """A saved model's parameters and buffers by name: `model`, `best` or `averaged`, with .safetensors."""
+        path = self.folder / name
+        if not path.is_file():
+            saved = ", ".join(sorted(file.name for file in self.folder.glob("*.safetensors"))) or "no model"
+            raise UsageError(f"{self.folder} has no {name}; it has {saved}")
+        return read_tensors(path, torch.device("cpu"))
 
     @property
     def method(self) -> str:
-        """The method's name, as the run wrote it down."""
+        """The method's name."""
         return str(self.stored.get("method") or self.table["algorithm"]["name"])
 
     @property
@@ -98,7 +110,7 @@ class StoredRun:
 
     @cached_property
     def own_metrics(self) -> list[Metric]:
-        """The user's own metrics that the run recorded, and what callbacks added, as `summary.json` describes them."""
+        """Your own metrics, and what callbacks added, as `summary.json` describes them."""
         told = {each["name"]: each for each in self.stored.get("metrics", ())}
         values = self.evaluated[-1].metrics if self.evaluated else {}
         names = [name for name, value in values.items() if name not in METRICS and isinstance(value, int | float)]
@@ -112,10 +124,10 @@ class StoredRun:
 
 
 class Shelf:
-    """A folder of runs in which one is found by its configuration.
+    """A folder of runs that can be looked up by their configuration.
 
-    A run that was interrupted or failed can be taken up if it left a checkpoint. Without one it is never touched: the
-    same configuration gets a fresh folder beside it.
+    An interrupted or failed run can be resumed if it has a checkpoint. Without one it is left unchanged, and the same
+    configuration gets a new folder.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -123,12 +135,12 @@ class Shelf:
         self._finished = {identity(read(path / CONFIG)): path for path in _finished_runs(folder)}
 
     def find(self, config: Config) -> StoredRun | None:
-        """The finished run of `config`, if there is one."""
+        """Return the finished run of `config`, if there is one."""
         path = self._finished.get(identity(config.table()))
         return StoredRun.read(path) if path is not None else None
 
     def unfinished(self, config: Config) -> Path | None:
-        """The folder of a run of exactly `config` that did not come to its end and left a checkpoint."""
+        """Return the folder of an unfinished run of exactly `config` with a checkpoint."""
         wanted = _comparable(config.table())
         for path in sorted(child for child in self.folder.glob("*") if (child / CONFIG).is_file()):
             waiting = checkpointed_rounds(path) and read_summary(path).get("status") != "completed"
@@ -136,23 +148,23 @@ class Shelf:
                 return path
         return None
 
-    def place(self, name: str, promised: Container[Path] = ()) -> Path:
-        """A folder for a run to be called `name`; one that holds no run yet, nor is promised to another."""
-        return free_folder(self.folder, file_name(name), promised)
+    def place(self, name: str, reserved: Container[Path] = ()) -> Path:
+        """Return a folder for a run with this name that holds no run and is not reserved for another."""
+        return free_folder(self.folder, file_name(name), reserved)
 
     def add(self, path: Path) -> StoredRun:
-        """Take note of the finished run in `path`, one of this folder's."""
+        """Add the finished run in `path`."""
         run = StoredRun.read(path)
         self._finished[identity(run.table)] = path
         return run
 
 
 def _finished_runs(folder: Path) -> list[Path]:
-    """The folders inside `folder` whose run has come to its end."""
+    """Return the folders of finished runs."""
     candidates = sorted(path.parent for path in folder.glob(f"*/{SUMMARY}") if (path.parent / CONFIG).is_file())
     return [path for path in candidates if read_summary(path).get("status") == "completed"]
 
 
 def file_name(text: str) -> str:
-    """`text` as the name of a file or folder on any system."""
+    """Return text that is a valid file name on any system."""
     return "".join(sign if sign.isalnum() or sign in "-_.+=," else "." for sign in text)

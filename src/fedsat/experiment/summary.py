@@ -11,24 +11,24 @@ from fedsat.metrics import RoundRecord, worst_class
 from fedsat.rounds import RoundResult
 
 LAST = 10
-"""Rounds whose mean is reported beside the last and the best."""
+"""Number of last rounds whose mean is reported."""
 
 
-def round_record(played: RoundResult) -> RoundRecord:
-    """What is recorded of every round, evaluated or not."""
-    client_weights, traffic = played.client_weights, played.traffic
+def round_record(result: RoundResult) -> RoundRecord:
+    """Return the record of a round, without metrics."""
+    client_weights, traffic = result.client_weights, result.traffic
     record = RoundRecord(
-        round=played.number,
-        train_loss=float(played.losses.mean()) if len(played.losses) else None,
-        clients=played.clients.tolist(),
+        round=result.number,
+        train_loss=float(result.losses.mean()) if len(result.losses) else None,
+        clients=result.clients.tolist(),
         weights=client_weights.weights.tolist(),
         effective_clients=client_weights.effective_clients,
         bytes_down=traffic.down,
         bytes_up=traffic.up,
         bytes_workers=traffic.workers,
-        missing=list(played.missing),
-        refused={str(client): why for client, why in played.refused.items()},
-        refused_workers={str(worker): why for worker, why in played.refused_workers.items()},
+        missing=list(result.missing),
+        refused={str(client): why for client, why in result.refused.items()},
+        refused_workers={str(worker): why for worker, why in result.refused_workers.items()},
     )
     if client_weights.class_scores is not None and client_weights.client_scores is not None:
         record.priority_class = int(client_weights.class_scores.argmax())
@@ -38,9 +38,9 @@ def round_record(played: RoundResult) -> RoundRecord:
 
 
 def summarise(records: Sequence[RoundRecord]) -> dict[str, Any]:
-    """The numbers to quote: the last round's, the mean of the last ten rounds', and the best round's.
+    """Return the numbers to quote: of the last round, the mean of the last ten rounds, and the best round.
 
-    `models` has the same for the models that a method reports besides the global one.
+    `models` has the same numbers for other models that a method reports.
     """
     evaluated = [record for record in records if record.evaluated]
     summary: dict[str, Any] = {
@@ -63,16 +63,16 @@ def summarise(records: Sequence[RoundRecord]) -> dict[str, Any]:
 
 
 Evaluated = Sequence[tuple[int, Mapping[str, Any]]]
-"""Rounds that were evaluated, with their metrics."""
+"""Evaluated rounds with their metrics."""
 
 
 def last_ten(evaluated: Evaluated, rounds: int) -> list[Mapping[str, Any]]:
-    """The metrics of the evaluated rounds among the last ten, or of the last one evaluated."""
+    """Return the metrics of the evaluated rounds among the last ten, or of the last evaluated round."""
     return [metrics for number, metrics in evaluated if number > rounds - LAST] or [evaluated[-1][1]]
 
 
 def quoted(evaluated: Evaluated, rounds: int) -> dict[str, Any]:
-    """The numbers to quote of one model, from the evaluated rounds among `rounds` rounds."""
+    """Return the numbers to quote of one model; `rounds` is the number of all rounds."""
     last, final = evaluated[-1][1], last_ten(evaluated, rounds)
     best_round, best = max(evaluated, key=lambda one: float(one[1]["accuracy"]))
     means = {}

@@ -1,4 +1,4 @@
-"""Nested tensors in one safetensors file: written piece by piece, checksummed on the way, never pickled."""
+"""Nested tensors in one safetensors file, written tensor by tensor with a checksum. Nothing is pickled."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from torch import Tensor
 from fedsat.errors import FedsatError
 
 Nested = dict[str, Union[Tensor, "Nested"]]
-"""Tensors under names, under names of names."""
+"""Tensors in nested dictionaries."""
 
 KINDS = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.bool: "BOOL",
     torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8",
 }  # fmt: skip
-"""The format's names of the kinds of numbers."""
+"""Names of dtypes in the format."""
 
 
 def flatten(nested: Mapping[str, Any], path: str = "") -> tuple[dict[str, Tensor], list[str]]:
-    """Tensors by their path, such as `clients/12/direction/0.weight`, and the paths at which there is nothing."""
+    """Return tensors by path, such as `clients/12/direction/0.weight`, and the paths of empty dictionaries."""
     flat: dict[str, Tensor] = {}
     empty: list[str] = []
     for name, inner in nested.items():
@@ -42,7 +42,7 @@ def flatten(nested: Mapping[str, Any], path: str = "") -> tuple[dict[str, Tensor
 
 
 def nest(flat: Mapping[str, Tensor], empty: Iterable[str]) -> Nested:
-    """What `flatten` made flat."""
+    """Invert `flatten`."""
     nested: Any = {}
     for place, leaf in [*flat.items(), *((place, {}) for place in empty)]:
         *path, last = map(unquote, place.split("/"))
@@ -56,16 +56,16 @@ def nest(flat: Mapping[str, Tensor], empty: Iterable[str]) -> Nested:
 def write_tensors(file: BinaryIO, tensors: Mapping[str, Tensor]) -> str:
     """Write a safetensors file and return its sha256.
 
-    The library's own writer wants a second copy of everything in memory, and no two tensors that share theirs.
+    The library's own writer needs a second copy of everything in memory, and refuses tensors that share memory.
     """
     header, end = {}, 0
     for name, tensor in tensors.items():
         if tensor.dtype not in KINDS:
-            raise FedsatError(f"a checkpoint cannot hold {name}: its numbers are {tensor.dtype}")
+            raise FedsatError(f"a checkpoint cannot hold {name}: its dtype is {tensor.dtype}")
         begin, end = end, end + tensor.numel() * tensor.element_size()
         header[name] = {"dtype": KINDS[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)  # so that what follows is aligned
+    text += b" " * (-len(text) % 8)  # alignment
     digest = hashlib.sha256()
     for piece in (len(text).to_bytes(8, "little"), text):
         file.write(piece)
@@ -78,9 +78,9 @@ def write_tensors(file: BinaryIO, tensors: Mapping[str, Tensor]) -> str:
 
 
 def read_tensors(path: Path, device: torch.device) -> dict[str, Tensor]:
-    """The tensors of a file on `device`, in the order written, each in memory of its own as torch would have laid it.
+    """Return the tensors of a file on `device`, in the order written, each in its own memory.
 
-    Sums over a model's tensors go in their order, and kernels look at how memory is aligned: both decide last bits.
+    Both matter for the last bits: sums over a model's tensors follow their order, and kernels depend on alignment.
     """
     from safetensors import SafetensorError, safe_open  # noqa: PLC0415 (not needed to train)
 

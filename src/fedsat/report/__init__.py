@@ -1,1 +1,1 @@
-"""Results as tables and pictures."""
+"""Tables, figures and the report page."""

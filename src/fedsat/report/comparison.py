@@ -1,4 +1,4 @@
-"""How methods stand to each other over seeds: means, deviations, and which differences are noise."""
+"""The comparison of methods over seeds: means, standard deviations, and which differences may be noise."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import numpy as np
 from fedsat.experiment.store import completed
 from fedsat.metrics import COMPARED, Metric, rounds_to_target
 from fedsat.report.groups import Group
+from fedsat.report.terms import explain_terms
 
 STUDENT = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-"""97.5 % points of Student's t for 1 to 10 degrees of freedom."""
+"""97.5 % quantiles of Student's t distribution with 1 to 10 degrees of freedom."""
 STUDENT_BEYOND = 2.2
 
 BySeed = Mapping[int, float]
@@ -21,16 +22,18 @@ BySeed = Mapping[int, float]
 
 @dataclass(frozen=True)
 class MethodResult:
-    """What one model of one group came to, seed by seed."""
+    """The results of one model of one group, for each seed."""
 
     label: str
     group: Group
     qualities: dict[str, BySeed]
-    """The means of the last ten rounds, by metric; empty for a metric that the runs do not have."""
+    """Means of the last ten rounds, by metric; empty for a metric that the runs do not have."""
     last: BySeed
+    """Accuracy of the last round."""
     best: BySeed
+    """Accuracy of the best round."""
     reached: list[int | None]
-    """Rounds to the target for each seed, none where it was not reached; empty without a target."""
+    """Rounds to the target for each seed, None if it was not reached; empty if there is no target."""
     seconds: float
     megabytes: float
     unfinished: bool
@@ -38,7 +41,7 @@ class MethodResult:
 
 
 def compared_metrics(groups: Sequence[Group]) -> list[Metric]:
-    """The metrics that tables and charts show for these runs: those of every run, and the users' own."""
+    """The metrics in tables and charts: those that every run has, and the users' own."""
     found = {each.name: each for each in COMPARED}
     for group in groups:
         for run in group.runs:
@@ -47,7 +50,7 @@ def compared_metrics(groups: Sequence[Group]) -> list[Metric]:
 
 
 def method_results(groups: Sequence[Group], target: float | None = None) -> list[MethodResult]:
-    """One entry for each group, and one for every other model that its method reports."""
+    """One result for each group, and one for every additional model that its method evaluates."""
     found, metrics = [], compared_metrics(groups)
     for group in groups:
         found.append(_method_result(group.label, group, metrics, None, target))
@@ -59,7 +62,7 @@ def method_results(groups: Sequence[Group], target: float | None = None) -> list
 def _method_result(
     label: str, group: Group, metrics: Sequence[Metric], model: str | None, target: float | None
 ) -> MethodResult:
-    quoted = {run.seed: _part(run.summary, model) for run in group.runs}
+    by_seed = {run.seed: _of_model(run.summary, model) for run in group.runs}
     reached = []
     for run in group.runs if target is not None else ():
         values = [record.metrics if model is None else record.models[model] for record in run.evaluated]
@@ -70,11 +73,11 @@ def _method_result(
         label=label,
         group=group,
         qualities={
-            each.name: {seed: q["last_ten"][each.name] for seed, q in quoted.items() if each.name in q["last_ten"]}
+            each.name: {seed: s["last_ten"][each.name] for seed, s in by_seed.items() if each.name in s["last_ten"]}
             for each in metrics
         },
-        last={seed: q["accuracy"] for seed, q in quoted.items()},
-        best={seed: q["best"]["accuracy"] for seed, q in quoted.items()},
+        last={seed: summary["accuracy"] for seed, summary in by_seed.items()},
+        best={seed: summary["best"]["accuracy"] for seed, summary in by_seed.items()},
         reached=reached,
         seconds=float(np.mean([summary["seconds"] for summary in summaries])),
         megabytes=float(np.mean([summary["bytes_down"] + summary["bytes_up"] for summary in summaries])) / 1e6,
@@ -82,9 +85,9 @@ def _method_result(
     )
 
 
-def _part(numbers: Mapping[str, Any], model: str | None) -> Mapping[str, Any]:
-    """The global model's numbers, or those of another model that the method reports."""
-    part: Mapping[str, Any] = numbers if model is None else numbers["models"][model]
+def _of_model(summary: Mapping[str, Any], model: str | None) -> Mapping[str, Any]:
+    """The summary of the global model, or that of another model that the method evaluates."""
+    part: Mapping[str, Any] = summary if model is None else summary["models"][model]
     return part
 
 
@@ -93,16 +96,16 @@ def mean(values: BySeed) -> float:
     return float(np.mean(list(values.values())))
 
 
-def deviation(values: BySeed) -> float | None:
-    """The standard deviation over seeds (n − 1); none from a single one."""
+def std(values: BySeed) -> float | None:
+    """The standard deviation over seeds (with n − 1); None if there is only one."""
     return float(np.std(list(values.values()), ddof=1)) if len(values) > 1 else None
 
 
 def tied(best: BySeed, other: BySeed) -> bool:
-    """Whether the difference to the best is within the seeds' noise.
+    """Whether the difference to the best may be noise.
 
-    Methods share federation and sampling seed by seed, so the differences are taken by seed. They are noise if the
-    95 % interval of their mean (Student's t) includes zero. From one seed in common no tie can be told.
+    For each seed, methods share federation and client sampling, so differences are taken per seed. They may be noise if
+    the 95 % confidence interval of their mean (Student's t) includes zero. With one common seed there are no ties.
     """
     seeds = sorted(best.keys() & other.keys())
     if len(seeds) < 2:
@@ -114,9 +117,9 @@ def tied(best: BySeed, other: BySeed) -> bool:
 
 
 def marks(columns: Sequence[BySeed], *, higher_is_better: bool = True) -> list[str]:
-    """For each entry of a column `best`, `tie` (with the best) or nothing, judged over the seeds that all have.
+    """Mark each entry of a column as `best`, `tie` (with the best) or nothing, over the seeds that all entries have.
 
-    A single entry is no contest, and neither are entries without a seed in common. Empty entries do not take part.
+    Nothing is marked if there is only one entry, or no common seed. Empty entries are ignored.
     """
     entries = [values for values in columns if values]
     seeds = set.intersection(*(set(values) for values in entries)) if entries else set()
@@ -131,84 +134,87 @@ def marks(columns: Sequence[BySeed], *, higher_is_better: bool = True) -> list[s
     ]
 
 
-def written(values: BySeed, metric: Metric = COMPARED[0]) -> str:
-    """A metric over seeds: mean±deviation, one number for one seed, a dash for none."""
+def format_value(values: BySeed, metric: Metric = COMPARED[0]) -> str:
+    """A metric over seeds: mean±std, one number if there is one seed, a dash if there is none."""
     if not values:
         return "–"
-    noise = deviation(values)
+    noise = std(values)
     return metric.written(mean(values)) + (f"±{metric.written(noise)}" if noise is not None else "")
 
 
-def rounds_written(reached: Sequence[int | None]) -> str:
-    """Rounds to the target: their mean, or how many of the seeds reached it, or a dash."""
+def format_rounds(reached: Sequence[int | None]) -> str:
+    """Rounds to the target: the mean over seeds, or how many seeds reached it, or a dash if none did."""
     there = [number for number in reached if number is not None]
     if len(there) == len(reached) > 0:
         return f"{np.mean(there):.0f}"
     return f"{len(there)} of {len(reached)}" if there else "–"
 
 
-def quickest(all_reached: Sequence[Sequence[int | None]]) -> float | None:
-    """The fewest rounds to the target among those that reach it with every seed."""
+def fewest_rounds(all_reached: Sequence[Sequence[int | None]]) -> float | None:
+    """The fewest rounds to the target among the methods that reach it with every seed."""
     means = [float(np.mean([n or 0 for n in reached])) for reached in all_reached if reached and None not in reached]
     return min(means, default=None)
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """The table that shows methods side by side, for a terminal or a page to draw."""
+class ComparisonTable:
+    """The table of a comparison as text, to be shown on a terminal, on a page or in a paper."""
 
     headings: list[str]
     rows: list[list[tuple[str, str]]]
-    """Each cell's text, and its mark: `best`, `tie` or nothing."""
+    """The text of each cell, and its mark: `best`, `tie` or nothing."""
     legend: str
+    """What the numbers and marks mean."""
+    terms: list[str]
+    """Explanations of the terms that occur, one line each."""
 
 
-def comparison(groups: Sequence[Group], target: float | None = None) -> Comparison:
+def comparison(groups: Sequence[Group], target: float | None = None) -> ComparisonTable:
     """Methods side by side over seeds."""
     found = method_results(groups, target)
-    one_contest = len({_federation(group) for group in groups}) == 1
+    comparable = len({_federation(group) for group in groups}) == 1
     metrics = compared_metrics(groups)
     columns = [[result.qualities[each.name] for result in found] for each in metrics]
     marked = [
-        marks(column, higher_is_better=each.higher_is_better) if one_contest else [""] * len(found)
+        marks(column, higher_is_better=each.higher_is_better) if comparable else [""] * len(found)
         for each, column in zip(metrics, columns, strict=True)
     ]
-    fewest = quickest([result.reached for result in found]) if one_contest else None
+    fewest = fewest_rounds([result.reached for result in found]) if comparable else None
     rows = []
     for index, result in enumerate(found):
         cells = [(result.label, "")]
         for each, column, mark in zip(metrics, columns, marked, strict=True):
-            cells.append((written(column[index], each), mark[index]))
+            cells.append((format_value(column[index], each), mark[index]))
         cells += [(f"{100 * mean(values):.1f}", "") for values in (result.last, result.best)]
         if target is not None:
-            led = fewest is not None and quickest([result.reached]) == fewest
-            cells.append((rounds_written(result.reached), "best" if led else ""))
+            first = fewest is not None and fewest_rounds([result.reached]) == fewest
+            cells.append((format_rounds(result.reached), "best" if first else ""))
         rows.append([*cells, (f"{result.seconds:.1f}", ""), (f"{result.megabytes:,.0f}", "")])
     headings = ["", *(each.heading for each in metrics), "last %", "best %"]
     headings += [f"rounds to {100 * target:g} %"] if target is not None else []
-    return Comparison([*headings, "s", "MB"], rows, _legend(found, metrics, one_contest))
+    return ComparisonTable([*headings, "s", "MB"], rows, _legend(found, metrics, comparable), explain_terms(groups))
 
 
 def _federation(group: Group) -> str:
-    """The data and how they are spread: what methods must share to stand against each other."""
+    """The data and how they are distributed, which runs must share to be compared."""
     table = completed(group.first.table)
     return str([table.get(key) for key in ("dataset", "image_size", "partition", "clients")])
 
 
-def _legend(found: Sequence[MethodResult], metrics: Sequence[Metric], one_contest: bool) -> str:
-    """What the marks and numbers of a comparison mean, and what they leave out."""
+def _legend(found: Sequence[MethodResult], metrics: Sequence[Metric], comparable: bool) -> str:
+    """What the numbers and marks of a comparison mean, and which results are incomplete."""
     names = ", ".join(each.label for each in metrics)
     text = f"{names[0].upper()}{names[1:]}: means of the last ten rounds; last, best: accuracy of that round."
     most = max(len(result.group.runs) for result in found)
-    if not one_contest:
-        text += " Data or clients differ: no best is named."
+    if not comparable:
+        text += " Data or clients differ, so no best value is marked."
     elif most > 1:
-        text += " ± deviation over seeds; ≈ not told apart from the best (95 %, paired by seed)."
+        text += " ± standard deviation over seeds; ≈ not significantly different from the best (95 %, paired by seed)."
     else:
-        text += " One seed: no ties can be told."
+        text += " With one seed, ties cannot be determined."
     fewer = [result for result in found if len(result.group.runs) < most]
-    if fewer and one_contest:
-        named = "; ".join(f"{result.label} only {', '.join(map(str, result.group.seeds))}" for result in fewer)
-        text += f" Fewer seeds: {named}; best and ≈ are judged over the seeds that all have."
+    if fewer and comparable:
+        named = "; ".join(f"{result.label} has only {', '.join(map(str, result.group.seeds))}" for result in fewer)
+        text += f" Fewer seeds: {named}; best and ≈ are determined over the seeds that all methods have."
     unfinished = [result.label for result in found if result.unfinished]
     return text + (f" Not finished: {', '.join(unfinished)}." if unfinished else "")

@@ -1,18 +1,15 @@
-"""Runs that differ only in their seed belong together: groups, and names that tell them apart."""
+"""Groups of runs that differ only in their seed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fedsat.errors import UsageError
 from fedsat.experiment.folder import CONFIG
-from fedsat.experiment.store import ONLY_HOW, StoredRun, completed, identity
-
-MOST_NAMED = 4
-"""How many settings a label may name besides the method's own: more are no name any more."""
+from fedsat.experiment.store import StoredRun, identity
+from fedsat.report.labels import make_labels, shared_settings
 
 
 @dataclass(frozen=True)
@@ -21,23 +18,23 @@ class Group:
 
     label: str
     runs: list[StoredRun]
-    """One for each seed, in their order."""
+    """One for each seed, in the order of the seeds."""
 
     @property
     def first(self) -> StoredRun:
-        """The run of the lowest seed, which stands for the group where one run has to."""
+        """The run with the lowest seed, which represents the group where only one run can be shown."""
         return self.runs[0]
 
     @property
     def seeds(self) -> list[int]:
-        """The seeds at hand."""
+        """The seeds of the runs."""
         return [run.seed for run in self.runs]
 
 
 def find_runs(paths: Iterable[Path]) -> list[StoredRun]:
-    """The runs in the given folders; a folder of runs, such as a comparison's, stands for all that it holds.
+    """The runs in the given folders. A folder can be a run or contain runs, as that of a comparison does.
 
-    What else `runs/*` names, such as a page among the runs, is passed over.
+    Other files, such as a report page that `runs/*` includes, are skipped.
     """
     given, runs = list(paths), list[StoredRun]()
     for path in given:
@@ -47,15 +44,15 @@ def find_runs(paths: Iterable[Path]) -> list[StoredRun]:
         runs += [StoredRun.read(folder) for folder in folders]
     if not runs:
         places = ", ".join(map(str, given))
-        raise UsageError(f"no run in {places}: neither there nor in a folder there is a {CONFIG}")
+        raise UsageError(f"no run in {places}: give the folder of a run, which contains {CONFIG}, or a folder of such")
     return runs
 
 
 def group_runs(runs: Iterable[StoredRun]) -> list[Group]:
-    """Groups in the order in which their first runs come. Runs without any test result are left out.
+    """Put runs that differ only in their seed into groups, in the order of their first runs.
 
-    Of several runs of the same configuration and seed the one with the most rounds counts, so that an interrupted
-    attempt does not stand beside the finished run.
+    Runs without an evaluated round are left out. Of several runs with the same configuration and seed, the one with
+    the most rounds is used, so that an interrupted run does not appear next to its repetition.
     """
     found: dict[str, dict[int, StoredRun]] = {}
     for run in runs:
@@ -65,58 +62,12 @@ def group_runs(runs: Iterable[StoredRun]) -> list[Group]:
         if run.seed not in seeds or len(seeds[run.seed].records) < len(run.records):
             seeds[run.seed] = run
     members = [[seeds[seed] for seed in sorted(seeds)] for seeds in found.values()]
-    labels = _labels([group[0] for group in members])
+    labels = make_labels([group[0] for group in members])
     return [Group(label, group) for label, group in zip(labels, members, strict=True)]
 
 
 def common_settings(groups: Sequence[Group]) -> str:
-    """What all groups share, in a few words: data, split, model, clients, rounds, seeds."""
-    table = groups[0].first.table
-    words = {
-        "dataset": Path(str(table["dataset"])).name,
-        "partition": " ".join(_named(key, value) for key, value in table["partition"].items()),
-        "model": table["model"]["name"],
-        "clients": f"{table['per_round']} of {table['clients']} clients",
-        "rounds": f"{table['rounds']} rounds",
-    }
-    differing = {key.partition(".")[0] for key in _differing([group.first for group in groups])}
-    shared = ", ".join(str(text) for key, text in words.items() if key not in differing) or "runs of different settings"
+    """What all groups share, on one line: the settings and the seeds."""
     seeds = sorted({seed for group in groups for seed in group.seeds})
-    return f"{shared}; {'seeds' if len(seeds) > 1 else 'seed'} {', '.join(map(str, seeds))}"
-
-
-def _labels(runs: list[StoredRun]) -> list[str]:
-    """Each run's method, and the settings in which it differs from the others, or its folder if these are many."""
-    shared = [key for key in _differing(runs) if not key.startswith("algorithm.")]
-    if len(shared) > MOST_NAMED:
-        return [f"{run.method} ({run.folder.name})" for run in runs]
-    labels = []
-    for run in runs:
-        like = [other for other in runs if other.method == run.method]
-        keys = [*shared, *(key for key in _differing(like) if key.startswith("algorithm."))]
-        flat = flatten(completed(run.table))
-        named = [_named(key.rpartition(".")[2], flat[key]) for key in keys if key in flat]
-        labels.append(" ".join([run.method, *named]))
-    return labels
-
-
-def _differing(runs: list[StoredRun]) -> list[str]:
-    """The settings that do not have the same value in all runs."""
-    tables = [flatten(completed(run.table)) for run in runs]
-    keys = dict.fromkeys(key for table in tables for key in table)
-    ignored = {"seed", *ONLY_HOW}
-    return [key for key in keys if key not in ignored and len({str(table.get(key)) for table in tables}) > 1]
-
-
-def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings by their full names: `algorithm.gamma`."""
-    flat: dict[str, Any] = {}
-    for key, value in table.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
-    return flat
-
-
-def _named(key: str, value: Any) -> str:
-    """A setting in words; a part goes by its own name."""
-    text = str(value).lower() if isinstance(value, bool) else str(value)
-    return text if key == "name" else f"{key}={text}"
+    named = f"{'seeds' if len(seeds) > 1 else 'seed'} {', '.join(map(str, seeds))}"
+    return f"{shared_settings([group.first for group in groups])}; {named}"

@@ -1,12 +1,12 @@
 "use strict";
-// Draws the page's charts from the numbers in #data. No library: lines and dots are SVG, maps are small images in it.
+// Draws the charts from the data in #data, without a library: lines and dots are SVG, maps are small images in SVG.
 const DATA = JSON.parse(document.getElementById("data").textContent);
-const PALETTE = DATA.palette;
+const TIP_ROWS = 16;
 let zoomed = false;
 const shown = DATA.groups.map(() => true);
 const byId = (id) => document.getElementById(id);
-const colour = (g) => PALETTE[g % PALETTE.length];
-const dash = (g) => ["", "6 3", "2 3"][Math.floor(g / PALETTE.length) % 3];
+const colour = (g) => DATA.groups[g].colour;
+const dash = (g) => DATA.groups[g].dash.join(" ");
 const number = (value) => (value === null || value === undefined ? "–" : value.toFixed(1));
 
 function add(parent, tag, attributes = {}, text) {
@@ -16,20 +16,21 @@ function add(parent, tag, attributes = {}, text) {
   return parent.appendChild(node);
 }
 
-// ---- the tip that follows the pointer ---------------------------------------------------------------------------
-function tell(event, title, rows = []) {
+// ---- tooltip, next to the pointer --------------------------------------------------------------------------------
+function showTip(event, title, rows = []) {
   const tip = byId("tip");
   tip.textContent = title;
-  for (const [g, text] of rows) {
+  for (const [g, text] of rows.slice(0, TIP_ROWS)) {
     const row = tip.appendChild(document.createElement("div"));
     row.appendChild(document.createElement("i")).style.background = colour(g);
     row.append(text);
   }
+  if (rows.length > TIP_ROWS) tip.appendChild(document.createElement("div")).textContent = `and ${rows.length - TIP_ROWS} more`;
   tip.hidden = false;
   tip.style.left = Math.max(4, Math.min(event.clientX + 14, innerWidth - tip.offsetWidth - 8)) + "px";
   tip.style.top = Math.max(4, Math.min(event.clientY + 14, innerHeight - tip.offsetHeight - 8)) + "px";
 }
-const hush = () => { byId("tip").hidden = true; };
+const hideTip = () => { byId("tip").hidden = true; };
 
 // ---- axes -------------------------------------------------------------------------------------------------------
 function ticks(low, high, about) {
@@ -41,7 +42,7 @@ function ticks(low, high, about) {
   return all;
 }
 
-// An empty chart with axes in the box #id; x and y map values to places in it.
+// An empty chart with axes in the box #id; x and y map values to pixels.
 function frame(id, { xs, ys, height = 230, left = 34, xlabel = "round", describe }) {
   const box = byId(id), width = Math.max(200, box.clientWidth);
   box.replaceChildren();
@@ -58,6 +59,7 @@ function frame(id, { xs, ys, height = 230, left = 34, xlabel = "round", describe
   return { svg, x, y, left, right, top, bottom, width, height };
 }
 
+// A note in place of a chart that cannot be drawn.
 function empty(id, text) {
   const note = document.createElement("p");
   note.className = "note";
@@ -69,13 +71,13 @@ const path = (xs, ys, x, y) => xs.map((v, i) => [v, ys[i]]).filter(([, value]) =
   .map(([v, value], i) => `${i ? "L" : "M"}${x(v).toFixed(1)} ${y(value).toFixed(1)}`).join("");
 const lastRound = () => Math.max(...DATA.groups.map((group) => group.rounds.at(-1)));
 
-// ---- curves over rounds, all methods shown ------------------------------------------------------------------------
+// ---- curves over rounds, all groups shown -------------------------------------------------------------------------
 function drawCurves(id, top, unit) {
   const groups = DATA.groups.map((group, g) => [group, g]).filter(([group, g]) => shown[g] && group.curves[id]);
-  const ys = unit && zoomed ? closeUp(groups.map(([group]) => group.curves[id].mean)) : top ? [0, top] : range(id);
+  const ys = unit && zoomed ? lateRange(groups.map(([group]) => group.curves[id].mean)) : top ? [0, top] : range(id);
   const chart = frame(id, { xs: [0, lastRound()], ys, describe: `${id.replaceAll("_", " ")} over rounds` });
   const { svg, x, y } = chart;
-  // Close up, the beginnings of the curves lie below the chart.
+  // When zoomed in, the first rounds lie below the chart and are clipped.
   add(add(svg, "clipPath", { id: `${id}-area` }), "rect", { x: 0, y: 0, width: chart.width, height: chart.bottom + 1 });
   const area = add(svg, "g", { "clip-path": `url(#${id}-area)` });
   for (const [group, g] of groups) {
@@ -104,19 +106,19 @@ function drawCurves(id, top, unit) {
     mark.setAttribute("visibility", "visible");
     mark.setAttribute("x1", x(rows[0][3]));
     mark.setAttribute("x2", x(rows[0][3]));
-    tell(event, `round ${rows[0][3]}`, rows);
+    showTip(event, `round ${rows[0][3]}`, rows);
   };
-  svg.onpointerleave = () => { mark.setAttribute("visibility", "hidden"); hush(); };
+  svg.onpointerleave = () => { mark.setAttribute("visibility", "hidden"); hideTip(); };
 }
 
-// The range of a metric that is not in per cent.
+// The axis range of a metric that is not in per cent.
 function range(id) {
   const values = DATA.groups.flatMap((group) => (group.curves[id] ? group.curves[id].mean : [])).filter((v) => v !== null);
   return [Math.min(0, ...values), 1.05 * Math.max(0, ...values) || 1];
 }
 
-// The range that the second half of the curves needs, in steps of five.
-function closeUp(curves) {
+// The range of the second halves of the curves, rounded to multiples of five.
+function lateRange(curves) {
   const late = curves.flatMap((values) => values.slice(Math.floor(values.length / 2)));
   return late.length ? [5 * Math.floor(Math.min(...late) / 5), 5 * Math.ceil(Math.max(...late) / 5 + 0.2)] : [0, 100];
 }
@@ -130,27 +132,27 @@ function nearest(sorted, wanted) {
 // ---- clients --------------------------------------------------------------------------------------------------------
 function drawClients() {
   const groups = DATA.groups.map((group, g) => [group, g]).filter(([group, g]) => shown[g] && group.clients);
-  if (!groups.length) return empty("clients", "No client accuracies: the runs shown recorded none.");
-  const row = 40, height = groups.length * row + 40, lowest = Math.min(...groups.map(([group]) => group.clients[0]));
+  if (!groups.length) return empty("clients", "The selected runs have no client accuracies.");
+  const row = 40, height = groups.length * row + 40, least = Math.min(...groups.map(([group]) => group.clients[0]));
   const { svg, x } = frame("clients", {
-    xs: [10 * Math.floor(lowest / 10.01), 100], ys: [0, 0], height, left: 8, xlabel: "accuracy of a client, %", describe: "accuracies of clients",
+    xs: [10 * Math.floor(least / 10.01), 100], ys: [0, 0], height, left: 8, xlabel: "accuracy of a client, %", describe: "accuracies of clients",
   });
   svg.querySelectorAll("line, text[text-anchor=end]").forEach((node) => node.remove());
   groups.forEach(([group, g], i) => {
     const values = group.clients, middle = i * row + 28;
     const at = (share) => values[Math.round(share * (values.length - 1))];
-    add(svg, "text", { class: "strong", x: 8, y: middle - 12 }, `${group.label}: lowest ${number(values[0])}, median ${number(at(0.5))}`);
+    add(svg, "text", { class: "strong", x: 8, y: middle - 12 }, `${group.label}: worst ${number(values[0])}, median ${number(at(0.5))}`);
     for (const v of values) add(svg, "line", { x1: x(v), x2: x(v), y1: middle - 6, y2: middle + 6, stroke: colour(g), opacity: 0.45 });
     add(svg, "rect", { x: x(at(0.1)), width: Math.max(1, x(at(0.9)) - x(at(0.1))), y: middle - 2, height: 4, fill: colour(g) });
     add(svg, "circle", { cx: x(at(0.5)), cy: middle, r: 4.5, fill: "var(--panel)", stroke: colour(g), "stroke-width": 2 });
-    const text = `lowest ${number(values[0])}\n10th percentile ${number(at(0.1))}\nmedian ${number(at(0.5))}\nhighest ${number(values.at(-1))}`;
+    const text = `worst ${number(values[0])}\n10th percentile ${number(at(0.1))}\nmedian ${number(at(0.5))}\nbest ${number(values.at(-1))}`;
     const target = add(svg, "rect", { x: 0, y: middle - 22, width: svg.clientWidth || 300, height: row, fill: "transparent" });
-    target.onpointermove = (event) => tell(event, `${group.label}\n${text}`);
-    target.onpointerleave = hush;
+    target.onpointermove = (event) => showTip(event, `${group.label}\n${text}`);
+    target.onpointerleave = hideTip;
   });
 }
 
-// ---- maps: cells coloured by value ----------------------------------------------------------------------------------
+// ---- maps: grids of coloured cells ----------------------------------------------------------------------------------
 function rgb(name) {
   const value = getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   return [1, 3, 5].map((i) => parseInt(value.slice(i, i + 2), 16));
@@ -171,7 +173,7 @@ function image(rows, share) {
   return canvas.toDataURL();
 }
 
-// rows × columns of cells; `column` names a column, `numbers` writes the values into the cells where they fit.
+// A map of rows × columns. `column` names a column, and `numbers` writes the values into the cells if there is room.
 function drawMap(id, { rows, names, column, columns, share, tip, xlabel, numbers = false, square = false }) {
   const box = byId(id), width = Math.max(200, box.clientWidth);
   const longest = Math.max(...names.map((name) => name.length));
@@ -196,10 +198,10 @@ function drawMap(id, { rows, names, column, columns, share, tip, xlabel, numbers
   svg.onpointermove = (event) => {
     const bounds = svg.getBoundingClientRect();
     const c = Math.floor((event.clientX - bounds.left - left) / cell[0]), r = Math.floor((event.clientY - bounds.top) / cell[1]);
-    if (r in rows && c in rows[0]) tell(event, tip(names[r], column(c), rows[r][c]));
-    else hush();
+    if (r in rows && c in rows[0]) showTip(event, tip(names[r], column(c), rows[r][c]));
+    else hideTip();
   };
-  svg.onpointerleave = hush;
+  svg.onpointerleave = hideTip;
 }
 
 function writeNumbers(svg, rows, share, left, cell) {
@@ -218,18 +220,18 @@ const evenly = (labels, room) => (size) => {
 
 function drawPartition() {
   const federation = DATA.federations[byId("federation").value || 0];
-  if (!federation) return empty("partition", "The data are not at hand, so the partition could not be rebuilt.");
+  if (!federation) return empty("partition", "The data are not available here, so the partition cannot be shown.");
   const most = Math.max(...federation.rows.map((row) => Math.max(...row)));
   const clients = federation.rows[0].map((_, i) => i);
   drawMap("partition", {
-    rows: federation.rows, names: federation.classes, xlabel: `client (the strongest colour is ${most.toLocaleString("en")} samples)`,
+    rows: federation.rows, names: federation.classes, xlabel: `client (the darkest colour is ${most.toLocaleString("en")} samples)`,
     column: (c) => c, columns: evenly(clients, 34),
     share: (value) => (value ? Math.sqrt(value / most) : null),
     tip: (name, client, value) => `client ${client}, class ${name}\n${value.toLocaleString("en")} samples`,
   });
 }
 
-// ---- one method in detail ---------------------------------------------------------------------------------------------
+// ---- one group in detail -----------------------------------------------------------------------------------------------
 function drawDetail() {
   const g = +byId("method").value || 0, group = DATA.groups[g];
   const { rounds, rows } = group.recall;
@@ -238,15 +240,15 @@ function drawDetail() {
     tip: (name, round, value) => `class ${name}, round ${round}\nrecall ${value === null ? "–" : value + " %"}`,
   });
   if (group.confusion) {
-    // Beginnings of names under the columns, or numbers where there are too many to tell by their beginnings.
+    // Columns have shortened names, or numbers if there are many classes.
     const short = group.classes.map((name, c) => (group.classes.length > 20 ? c : name.slice(0, 4)));
     drawMap("confusion", {
       rows: group.confusion, names: group.classes, xlabel: "predicted", square: true, numbers: true,
       column: (c) => group.classes[c], columns: evenly(short, 30),
       share: (value) => (value ? value / 100 : null),
-      tip: (truth, predicted, value) => `${value ?? "–"} % of class ${truth}\nare taken for ${predicted}`,
+      tip: (truth, predicted, value) => `${value ?? "–"} % of class ${truth}\nare predicted as ${predicted}`,
     });
-  } else empty("confusion", "No confusion matrix: the run has not ended, or has too many classes for a page.");
+  } else empty("confusion", "No confusion matrix: the run is not finished, or has too many classes.");
   drawWeights(group, g);
   drawPriority(group, g);
 }
@@ -262,14 +264,14 @@ function drawWeights(group, g) {
   svg.onpointermove = (event) => {
     const i = nearest(rounds, ((event.clientX - svg.getBoundingClientRect().left - left) / (right - left)) * rounds.at(-1));
     const range = `${number(Math.min(...shares[i]))} to ${number(Math.max(...shares[i]))} %`;
-    tell(event, `round ${rounds[i]}, seed ${seed}\n${shares[i].length} clients, weights ${range}`);
+    showTip(event, `round ${rounds[i]}, seed ${seed}\n${shares[i].length} clients, weights ${range}`);
   };
-  svg.onpointerleave = hush;
+  svg.onpointerleave = hideTip;
 }
 
 function drawPriority(group, g) {
   const { rounds, priority } = group.weights;
-  if (priority.every((c) => c === null)) return empty("priority", "This method gives no class priority.");
+  if (priority.every((c) => c === null)) return empty("priority", "This method has no priority class.");
   const names = group.classes, longest = Math.max(...names.map((name) => name.length));
   const { svg, x, y, left, right } = frame("priority", {
     xs: [0, rounds.at(-1)], ys: [names.length - 0.5, -0.5], left: Math.min(110, 14 + 6.4 * Math.min(longest, 15)), describe: "priority class over rounds",
@@ -286,9 +288,9 @@ function drawPriority(group, g) {
   });
   svg.onpointermove = (event) => {
     const i = nearest(rounds, ((event.clientX - svg.getBoundingClientRect().left - left) / (right - left)) * rounds.at(-1));
-    tell(event, `round ${rounds[i]}\npriority: class ${names[priority[i]] ?? "–"}`);
+    showTip(event, `round ${rounds[i]}\npriority: class ${names[priority[i]] ?? "–"}`);
   };
-  svg.onpointerleave = hush;
+  svg.onpointerleave = hideTip;
 }
 
 // ---- controls -----------------------------------------------------------------------------------------------------------
@@ -348,7 +350,7 @@ makeCurves();
 makeKeys();
 makeChoice("method", DATA.groups.map((group) => group.label), drawDetail);
 makeChoice("federation", DATA.federations.map((federation) => federation.label), drawPartition);
-// The method most people came for, if it is there.
+// Start with FedSat if it is among the methods.
 byId("method").value = Math.max(0, DATA.groups.findIndex((group) => group.label.startsWith("fedsat")));
 draw();
 let drawnAt = innerWidth;

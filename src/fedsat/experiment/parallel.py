@@ -1,4 +1,4 @@
-"""Several runs at once, each in a process of its own: for many small runs, which leave a large machine idle."""
+"""Several runs at once, each in its own process. Small runs cannot use a large machine alone."""
 
 from __future__ import annotations
 
@@ -15,58 +15,60 @@ from typing import Any
 
 import torch
 
-from fedsat import experiment
 from fedsat.errors import FedsatError, UsageError, in_a_line
-from fedsat.experiment import Run
 from fedsat.experiment.config import Config
 from fedsat.experiment.interrupt import STOPPED, sigterm_raises
+from fedsat.experiment.resume import restore
+from fedsat.experiment.run import Run, prepare, train
+from fedsat.threads import bound_spinning
 
 
 @dataclass(frozen=True)
-class Task:
-    """A run to be carried out: where it was begun, if it was, and where else it goes."""
+class RunTask:
+    """A run to train: the folder where it was started, if it was, and a new folder otherwise."""
 
     label: str
     table: dict[str, Any]
-    """Its configuration as plain values: a process that has just begun does not know a user's classes yet."""
+    """Its configuration as plain values, because a new process has not imported the user's classes, and its dataset."""
     begun: Path | None
     fresh: Path
 
 
 @dataclass(frozen=True)
 class Ended:
-    """A run that has ended, and what went wrong if it did."""
+    """A run that has ended, and its error if it failed."""
 
     label: str
     folder: Path
     error: str | None
     notes: Sequence[str] = ()
-    """What a user should know about it and has not been told yet."""
+    """Notes for the user."""
 
 
 def open_run(config: Config, begun: Path | None, fresh: Path) -> tuple[Run, Path]:
-    """A run ready to be carried out, and its folder: taken up in `begun` if it can be, or else a new one in `fresh`.
+    """Return a run that is ready to train, and its folder: resumed from `begun` if possible, otherwise new in `fresh`.
 
-    Its notes say why it could not be taken up.
+    If it could not be resumed, its notes say why.
     """
     hindered = None
     if begun is not None:
         try:
-            return experiment.load_checkpointed(begun), begun
+            return restore(begun, dataset=config.dataset), begun
         except FedsatError as error:
-            hindered = f"{error}; it begins anew in {fresh}"
-    run = experiment.prepare(config, fresh)
+            hindered = f"{error}; it starts again in {fresh}"
+    run = prepare(config, fresh)
     if hindered is not None:
         run.setup.notes.insert(0, hindered)
     return run, fresh
 
 
-def train_apart(tasks: Sequence[Task], processes: int) -> Iterator[Ended]:
-    """Carry out runs, `processes` at a time; yields each as it ends.
+def train_apart(tasks: Sequence[RunTask], processes: int) -> Iterator[Ended]:
+    """Train runs, `processes` at a time, and yield each as it ends.
 
-    A run that fails does not stop the others, unless what was asked for is wrong. Asked to stop, by Ctrl-C or SIGTERM,
-    it passes that on, and each run finishes its files before its process ends.
+    A failing run does not stop the others, unless its settings are wrong. Ctrl-C and SIGTERM are passed on to the
+    processes, and each completes its files before it ends.
     """
+    bound_spinning()  # for the new processes, which inherit the environment
     context = multiprocessing.get_context("spawn")  # a forked process could not use a GPU
     threads = max(1, (os.cpu_count() or 1) // processes)
     executor = ProcessPoolExecutor(processes, context, initializer=_leave_interrupts_to_the_parent)
@@ -74,7 +76,7 @@ def train_apart(tasks: Sequence[Task], processes: int) -> Iterator[Ended]:
     running: set[Future[Ended]] = set()
     try:
         with sigterm_raises():
-            # One task a process: whatever the pool had fetched ahead it would still carry out after Ctrl-C.
+            # One task per process: the pool would still execute tasks that it had fetched ahead after Ctrl-C.
             for task in itertools.islice(waiting, processes):
                 running.add(executor.submit(_train, task, threads))
             while running:
@@ -84,8 +86,8 @@ def train_apart(tasks: Sequence[Task], processes: int) -> Iterator[Ended]:
                     running.add(executor.submit(_train, task, threads))
                 yield future.result()
     except BrokenProcessPool as error:
-        why = "a run's process was killed, perhaps because memory ran out; fewer --jobs need less"
-        raise FedsatError(f"{why}, and the same command goes on from here") from error
+        why = "the process of a run was killed, perhaps for lack of memory; fewer --jobs need less"
+        raise FedsatError(f"{why}. Repeat the command to continue") from error
     except BaseException:
         for process in multiprocessing.active_children():
             process.terminate()
@@ -95,18 +97,18 @@ def train_apart(tasks: Sequence[Task], processes: int) -> Iterator[Ended]:
 
 
 def _leave_interrupts_to_the_parent() -> None:
-    """A terminal sends Ctrl-C to all processes at once; one of them is to say what happens then."""
+    """Ignore Ctrl-C, which a terminal sends to all processes at once; the parent handles it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _train(task: Task, threads: int) -> Ended:
-    """One run, in a process of the pool."""
+def _train(task: RunTask, threads: int) -> Ended:
+    """Train one run in a process of the pool."""
     torch.set_num_threads(threads)
     folder, notes, failure = task.fresh, list[str](), None
     try:
         run, folder = open_run(Config.of(task.table), task.begun, task.fresh)
         notes = run.notes
-        experiment.train(run, for_more=False)
+        train(run, for_more=False)
     except UsageError:
         raise
     except STOPPED:

@@ -1,0 +1,163 @@
+"""The functions of the library: everything that the command line can do."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import warnings
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedsat.algorithms import Algorithm
+from fedsat.data import Dataset
+from fedsat.errors import UsageError
+from fedsat.experiment import Callbacks, Config, Run, prepare, restore
+from fedsat.experiment.batch import Display, Silent, carry_out, train_shown
+from fedsat.experiment.config import override
+from fedsat.experiment.jobs import plan
+from fedsat.experiment.store import Shelf, StoredRun
+from fedsat.metrics import metric_path
+from fedsat.report.side_by_side import Comparison
+
+Runs = Comparison | Run | StoredRun | str | Path
+"""Runs to report on: a comparison, a run, or a folder of one or several runs."""
+
+
+def configure(*, with_parts: Iterable[str] = (), without: Iterable[str] = (), **settings: Any) -> Config:
+    """A configuration from settings named as on the command line, for example `lr=0.05` or `gamma=0.5`.
+
+    A part may be given by name, as a table (`partition={"name": "lsmc", "classes_per_client": 2}`), as an
+    instance (`algorithm=FedSat(gamma=0.5)`), or, for a model or method of your own, as its class. `metrics` takes
+    functions as well as their `module:name`. `dataset` takes a name, a folder, or a `Dataset`; one that knows its
+    clients brings the partition `natural` and their number.
+    """
+    return Config.of(override({}, _named(settings), with_parts, without))
+
+
+def run(
+    *, out: str | Path | None = None, callbacks: Callbacks = (), progress: bool | None = None, **settings: Any
+) -> Run:
+    """Train a federation; see `configure` for the settings. Files are written only where `out` says.
+
+    A callback is a `Callback`, or a function that is called with the run and the record after each round. Progress is
+    shown in notebooks and on terminals, unless `progress` says otherwise.
+    """
+    prepared = prepare(configure(**settings), Path(out) if out is not None else None)
+    train_shown(_display(progress), prepared, callbacks=callbacks)
+    return prepared
+
+
+def resume(
+    folder: str | Path,
+    *,
+    rounds: int | None = None,
+    dataset: Dataset | None = None,
+    callbacks: Callbacks = (),
+    progress: bool | None = None,
+) -> Run:
+    """Continue the run in `folder` from its last checkpoint, or to more rounds than it had.
+
+    A run that was started with a dataset object needs it again: `dataset`.
+    """
+    loaded = restore(Path(folder), rounds, dataset)
+    train_shown(_display(progress), loaded, callbacks=callbacks)
+    return loaded
+
+
+def compare(
+    methods: Sequence[str | type[Algorithm]] = ("fedavg", "scaffold", "fedsat"),
+    *,
+    seeds: int = 1,
+    grid: Mapping[str, Sequence[Any]] | None = None,
+    jobs: int = 1,
+    target: float | None = None,
+    out: str | Path | None = None,
+    progress: bool | None = None,
+    **settings: Any,
+) -> Comparison:
+    """Train the same federation with several methods, over seeds, and return the runs side by side.
+
+    Args:
+        methods: Names such as `fedsat`, `fedsat-pwa` (without a part), `fedavg+psl` (with one) or `module:Name`, or
+            classes.
+        seeds: Runs of each method, with the seed in `settings` (default 0) and the next ones.
+        grid: Values of settings to try, each with all others: `{"lr": [0.01, 0.1]}`.
+        jobs: Runs at once, each in a process of its own.
+        target: An accuracy, such as 0.9; the table then shows the rounds until it is held.
+        out: Folder for the runs. Runs that it already has are not repeated, and interrupted ones are resumed. Without
+            it, the files last as long as the comparison.
+        progress: Whether progress is shown; by default in notebooks and on terminals.
+        settings: Settings of all methods that have them, named as in `configure`.
+    """
+    if isinstance(methods, str):
+        methods = [methods]
+    names = [_by_name(method) if isinstance(method, type) else method for method in methods]
+    if not all(isinstance(name, str) for name in names):
+        raise UsageError("methods takes names or classes; try options of a method with grid, such as {'gamma': [0.5]}")
+    base = {"seed": settings.pop("seed", 0)}
+    planned = plan(base, names, seeds, _named(settings), list((grid or {}).items()))
+    folder = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="fedsat-"))
+    outcome = carry_out(_display(progress), planned, Shelf(folder), jobs)
+    if not outcome.runs:
+        outcome.complain()
+    for label, error in outcome.failures.items():
+        warnings.warn(f"{label} failed: {error}", stacklevel=2)
+    found = Comparison(outcome.runs, target, outcome.failures)
+    if out is None:
+        weakref.finalize(found, shutil.rmtree, folder, ignore_errors=True)
+    return found
+
+
+def report(*runs: Runs, out: str | Path = "report.html", target: float | None = None) -> Path:
+    """Write one page that shows runs side by side, and return its path."""
+    found = [run for given in runs for run in _stored(given)]
+    return Comparison(found, target).report(out)
+
+
+def load(folder: str | Path) -> StoredRun:
+    """The run in `folder`, finished or not: its configuration, records, summary and models."""
+    return StoredRun.read(Path(folder))
+
+
+def _stored(given: Runs) -> Sequence[StoredRun]:
+    if isinstance(given, Comparison):
+        return given.runs
+    if isinstance(given, StoredRun):
+        return [given]
+    if isinstance(given, Run):
+        if given.folder is None:
+            raise UsageError("this run wrote no files; give fedsat.run a folder, out='runs/NAME', to report on it")
+        return [StoredRun.read(given.folder.path)]
+    return Comparison.of([Path(given)]).runs
+
+
+def _display(progress: bool | None) -> Display:
+    """Show progress if asked to, or where it can be shown live."""
+    if progress is False:
+        return Silent()
+    try:
+        from rich.console import Console  # noqa: PLC0415 (not needed to train)
+
+        from fedsat.report.progress import ConsoleDisplay  # noqa: PLC0415
+    except ImportError:
+        return Silent()
+    console = Console()
+    return ConsoleDisplay(console) if progress or console.is_terminal or console.is_jupyter else Silent()
+
+
+def _named(settings: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Settings with classes and metric functions by their names, as a configuration holds them."""
+    named = {key: _by_name(value) if isinstance(value, type) else value for key, value in settings.items()}
+    dataset = named.get("dataset")
+    if isinstance(dataset, Dataset) and dataset.clients is not None and "partition" not in named:
+        few = {"per_round": dataset.clients} if dataset.clients < Config.per_round else {}
+        named = {"partition": "natural", "clients": dataset.clients, **few, **named}
+    if not isinstance(named.get("metrics", ""), str):
+        named["metrics"] = [metric_path(each) for each in named["metrics"]]
+    return list(named.items())
+
+
+def _by_name(part: type) -> str:
+    return f"{part.__module__}:{part.__qualname__}"

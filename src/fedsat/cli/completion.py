@@ -1,0 +1,142 @@
+"""What the shell completes when the user presses Tab.
+
+A shell starts the program for every Tab. Importing torch would take more than a second each time, so commands are not
+imported then: the names of their options and values are written down here. `tests/cli/test_completion.py` compares
+them with the commands and the registries.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any
+
+import typer
+
+from fedsat.cli.sections import NODES, SECTIONS, flag
+
+ALGORITHMS = [
+    "fedsat",
+    "fedsat:paper",
+    "fedsat:robust",
+    "fedavg",
+    "fedavgm",
+    "feddyn",
+    "fedlada",
+    "fedlc",
+    "fedprox",
+    "elastic",
+    "moon",
+    "scaffold",
+]
+DATASETS = ["mnist-mini", "mnist", "fashion-mnist", "cifar10", "cifar100"]
+PARTS = ["psl", "logit-calibration", "pwa", "uniform", "median", "trimmed-mean", "damped-mean", "multi-krum"]
+
+VALUES: dict[str, list[str]] = {
+    "--algorithm": ALGORITHMS,
+    "--methods": ALGORITHMS,
+    "--dataset": DATASETS,
+    "--partition": ["iid", "ls", "lsmc", "lqsmc", "quantity", "natural", "file"],
+    "--model": ["mlp", "lenet5", "resnet8", "resnet18"],
+    "--attack": ["none", "sign-flip", "label-flip", "scale", "noise", "free-rider", "lying-worker"],
+    "--with": PARTS,
+    "--without": [*PARTS, "correction"],
+    "--augment": ["none", "crop-flip"],
+    "--client-accuracy": ["expected", "local"],
+    "--engine": ["auto", "stacked", "sequential"],
+    "--precision": ["float32", "bf16", "float64"],
+    "--device": ["auto", "cpu", "cuda"],
+    "--worker-counts": ["each", "sums"],
+    "--test": ["server", "nodes"],
+}
+"""The values of options, for shells; where paths are accepted too, shells complete them when no name fits."""
+
+LISTS = ("--methods", "--with", "--without")
+"""Options whose value is a list, separated by commas."""
+
+REPEATED = ("--set", "--grid", "--callback")
+"""Options that can be given more than once."""
+
+PARTITION_OPTIONS = ["--partition", "--classes-per-client", "--beta"]
+RUN_OPTIONS = [flag(setting) for settings in SECTIONS.values() for setting in settings]
+NODE_OPTIONS = [flag(setting) for setting in SECTIONS[NODES]]
+
+
+def _run_options(*, without: Iterable[str], also: Iterable[str]) -> list[str]:
+    return [*(option for option in RUN_OPTIONS if option not in without), *also]
+
+
+OPTIONS: dict[str, list[str]] = {
+    "run": _run_options(without=NODE_OPTIONS, also=["--out", "--callback"]),
+    "resume": ["--rounds", "--callback"],
+    "compare": _run_options(
+        without=[*NODE_OPTIONS, "--algorithm", "--with", "--without"],
+        also=["--methods", "--seeds", "--grid", "--target", "--jobs", "--out", "--figures", "--table"],
+    ),
+    "federate": _run_options(
+        without=["--clients", "--engine", "--checkpoint-every", "--dropout", "--stragglers", "--attackers", "--attack"],
+        also=["--nodes", "--out"],
+    ),
+    "report": ["--out", "--target", "--figures", "--table"],
+    "list": [],
+    "data get": ["--from"],
+    "data list": [],
+    "data show": [*PARTITION_OPTIONS, "--clients", "--seed", "--image-size", "--set", "--out"],
+}
+"""The options of every command."""
+
+ARGUMENTS: dict[str, list[str]] = {
+    "list": ["datasets", "methods", "objectives", "weightings", "aggregators", "attacks", "models", "partitions"],
+    "data get": DATASETS,
+    "data show": DATASETS,
+}
+"""The values of a command's argument; other commands take paths, which the shell completes itself."""
+
+
+def is_active() -> bool:
+    """Whether the shell has started the program to complete a command."""
+    return "_FEDSAT_COMPLETE" in os.environ
+
+
+def stub(path: str) -> Callable[..., None]:
+    """A function with the options of the command `path`, for typer to complete; it does nothing."""
+
+    def command(**_: Any) -> None:
+        """Do nothing."""
+
+    argument = Annotated[list[str] | None, typer.Argument(autocompletion=_among(ARGUMENTS.get(path, [])))]
+    parameters = [_parameter("argument", argument)]
+    for option in OPTIONS[path]:
+        values = VALUES.get(option, [])
+        complete = _last_among(values) if option in LISTS else _among(values)
+        kind: Any = list[str] | None if option in REPEATED else str | None
+        info = typer.Option(option, autocompletion=complete)
+        parameters.append(_parameter(option.strip("-").replace("-", "_") + "_", Annotated[kind, info]))
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return command
+
+
+def _parameter(name: str, annotation: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _among(values: Iterable[str]) -> Callable[[str], list[str]]:
+    """Complete one of `values`."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [value for value in values if value.startswith(incomplete)]
+
+    return complete
+
+
+def _last_among(values: Iterable[str]) -> Callable[[str], list[str]]:
+    """Complete the last item of a list separated by commas."""
+
+    def complete(incomplete: str) -> list[str]:
+        begun, comma, last = incomplete.rpartition(",")
+        given = begun.split(",")
+        return [f"{begun}{comma}{value}" for value in values if value.startswith(last) and value not in given]
+
+    return complete

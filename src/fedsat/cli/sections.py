@@ -1,0 +1,38 @@
+"""The sections of a help page, and the settings of a run in each.
+
+Options are made from the configuration; here is only their order. Nothing here imports torch, so that the shell can
+complete options quickly.
+"""
+
+from __future__ import annotations
+
+DATA, FEDERATION, METHOD, TRAINING = "Data", "Federation", "Method", "Training"
+COMPARISON, FAULTS, EVALUATION = "Comparison", "Faults and attacks", "Evaluation"
+NODES, MACHINE, OUTPUT, OTHER = "Real nodes", "Machine", "Output", "Options"
+
+SECTIONS: dict[str, tuple[str, ...]] = {
+    DATA: ("dataset", "partition", "classes_per_client", "beta", "image_size", "augment"),
+    FEDERATION: ("clients", "per_round", "workers"),
+    METHOD: ("algorithm", "with_", "without"),
+    COMPARISON: (),
+    TRAINING: ("model", "rounds", "epochs", "batch_size", "lr", "average", "seed"),
+    NODES: ("min_fraction", "timeout", "retries", "wait", "worker_counts", "test"),
+    FAULTS: ("dropout", "stragglers", "attack", "attackers", "max_norm"),
+    EVALUATION: ("evaluate_every", "client_accuracy", "metrics"),
+    MACHINE: ("engine", "device", "precision"),
+    OUTPUT: ("checkpoint_every",),
+    OTHER: ("set_",),
+}
+"""The sections in order. Commands add options of their own to them."""
+
+ORDER = {setting: place for place, setting in enumerate(name for names in SECTIONS.values() for name in names)}
+
+
+def section_of(setting: str) -> str:
+    """The section that shows a setting."""
+    return next((section for section, settings in SECTIONS.items() if setting in settings), OTHER)
+
+
+def flag(setting: str) -> str:
+    """A setting as an option of the command line: `per_round` is `--per-round`."""
+    return f"--{setting.strip('_').replace('_', '-')}"

@@ -1,0 +1,130 @@
+"""Many runs, one after another or several at once. Finished runs are skipped, and interrupted ones are resumed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from fedsat.errors import FedsatError, TrainingError
+from fedsat.experiment.callbacks import Callbacks, RoundFunction
+from fedsat.experiment.interrupt import STOPPED
+from fedsat.experiment.jobs import Job
+from fedsat.experiment.parallel import Ended, RunTask, open_run, train_apart
+from fedsat.experiment.run import Run, train
+from fedsat.experiment.store import Shelf, StoredRun, identity
+
+
+class Display(Protocol):
+    """Shows the user what is going on."""
+
+    def say(self, text: str) -> None:
+        """Print a line."""
+
+    def progress(self, run: Run, label: str | None) -> AbstractContextManager[RoundFunction | None]:
+        """Show the rounds of a run; a run with a label is one of many."""
+
+
+class Silent:
+    """A display that shows nothing."""
+
+    def say(self, text: str) -> None:
+        """Print nothing."""
+
+    def progress(self, run: Run, label: str | None) -> AbstractContextManager[RoundFunction | None]:
+        """Show nothing."""
+        del run, label
+        return nullcontext()
+
+
+@dataclass
+class Outcome:
+    """The runs of a batch, and the errors of those that failed."""
+
+    runs: list[StoredRun] = field(default_factory=list)
+    failures: dict[str, str] = field(default_factory=dict)
+
+    def complain(self) -> None:
+        """Raise an error if a run failed."""
+        if self.failures:
+            errors = "; ".join(f"{label}: {error}" for label, error in self.failures.items())
+            raise FedsatError(f"{len(self.failures)} of {len(self.failures) + len(self.runs)} runs failed: {errors}")
+
+
+def train_shown(display: Display, run: Run, label: str | None = None, callbacks: Callbacks = ()) -> None:
+    """Train one run and show it. A run with a label is one of many, and leaves no checkpoint when it is completed."""
+    for note in run.notes:
+        display.say(f"note: {note}")
+    try:
+        with display.progress(run, label) as show:
+            train(run, callbacks, show=show, for_more=label is None)
+    except (*STOPPED, FedsatError) as end:
+        if run.folder is not None and run.folder.path.is_dir():
+            again = label is None and run.checkpoints is not None and not isinstance(end, TrainingError)
+            hint = f"; continue with fedsat resume {run.folder.path}" if again else ""
+            display.say(f"{run.training.rounds} rounds are kept in {run.folder.path}{hint}")
+        raise
+
+
+def carry_out(
+    display: Display,
+    jobs: Sequence[Job],
+    shelf: Shelf,
+    processes: int = 1,
+    keep: Callable[[Sequence[StoredRun]], object] = lambda _: None,
+) -> Outcome:
+    """Return every job's run: from the shelf, or trained now, `processes` at a time; `keep` gets each as it ends.
+
+    A run that diverges does not stop the others. Ctrl-C does; the same call then continues from there.
+    """
+    outcome = Outcome()
+    # Two jobs may ask for the same run.
+    wanted = {identity(job.config.table()): job for job in jobs if shelf.find(job.config) is None}
+    there = [run for job in jobs if (run := shelf.find(job.config)) is not None]
+    if there:
+        display.say(f"{len(there)} of {len(jobs)} runs are done already")
+    keep(there)  # even if there are none, so that an error of `keep` shows now and not after hours
+    train_all = _one_by_one if processes == 1 else _side_by_side
+    try:
+        with closing(train_all(display, list(wanted.values()), shelf, processes)) as ends:
+            for ended in ends:
+                if ended.error is None:
+                    keep([shelf.add(ended.folder)])
+                else:
+                    outcome.failures[ended.label] = ended.error
+                    display.say(f"{ended.label} failed: {ended.error}")
+    except STOPPED:
+        done = sum(shelf.find(job.config) is not None for job in jobs)
+        display.say(f"{done} of {len(jobs)} runs are done; repeat the command to continue")
+        raise
+    outcome.runs = [run for job in jobs if (run := shelf.find(job.config)) is not None]
+    return outcome
+
+
+def _one_by_one(display: Display, jobs: Sequence[Job], shelf: Shelf, _: int) -> Generator[Ended]:
+    for number, job in enumerate(jobs, start=1):
+        run, folder = open_run(job.config, shelf.unfinished(job.config), shelf.place(job.label))
+        error = None
+        try:
+            train_shown(display, run, f"[{number}/{len(jobs)}] {job.label}")
+        except TrainingError as failure:
+            error = str(failure)
+        yield Ended(job.label, folder, error)
+
+
+def _side_by_side(display: Display, jobs: Sequence[Job], shelf: Shelf, processes: int) -> Generator[Ended]:
+    tasks: dict[Path, RunTask] = {}
+    for job in jobs:
+        fresh = shelf.place(job.label, tasks)
+        table = {**job.config.table(), "dataset": job.config.dataset}
+        tasks[fresh] = RunTask(job.label, table, shelf.unfinished(job.config), fresh)
+    for number, ended in enumerate(train_apart(list(tasks.values()), processes), start=1):
+        for note in ended.notes:
+            display.say(f"{ended.label}  note: {note}")
+        if ended.error is None:
+            summary = StoredRun.read(ended.folder).summary
+            accuracy = f"accuracy {100 * summary['last_ten']['accuracy']:.1f}"
+            display.say(f"[{number}/{len(jobs)}] {ended.label}  {accuracy} in {summary['seconds']:.0f} s")
+        yield ended

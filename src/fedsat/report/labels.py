@@ -1,0 +1,184 @@
+"""Labels that say what differs between runs, and one line that states what they share."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fedsat.algorithms import algorithms
+from fedsat.experiment.config import PARTS
+from fedsat.experiment.parts import KINDS, switches
+from fedsat.experiment.store import ONLY_HOW, StoredRun, completed
+
+MAX_SETTINGS = 4
+"""The most settings that a label names. If a run differs from others in more, its label names its folder instead."""
+IGNORED = {"seed", "metrics", *ONLY_HOW}
+"""Settings that neither tell runs apart nor need stating: own metrics are columns of the table."""
+STATED = ("dataset", "partition.name", "model.name", "clients", "per_round", "rounds")
+"""Settings that are stated first, in words."""
+
+
+class Settings:
+    """The settings of several runs by their full names, such as `algorithm.gamma`, ready to be compared."""
+
+    def __init__(self, runs: Sequence[StoredRun]) -> None:
+        self.runs = runs
+        self.tables = [flatten(completed(run.table)) for run in runs]
+        self.keys = [key for key in dict.fromkeys(k for t in self.tables for k in t) if key not in IGNORED]
+        self._values: dict[tuple[str, ...], set[str]] = {}
+        for table in self.tables:
+            for key in self.keys:
+                self._values.setdefault((key, *_parts(key, table)), set()).add(str(table.get(key)))
+
+    def differs(self, key: str, run: int) -> bool:
+        """Whether a setting differs between a run and the others that have the same parts.
+
+        Options of a part, such as `partition.beta`, are not compared with those of another part.
+        """
+        return len(self._values[key, *_parts(key, self.tables[run])]) > 1
+
+    @cached_property
+    def differing(self) -> list[str]:
+        """The settings that differ between some runs with the same parts."""
+        found = {key for (key, *_), values in self._values.items() if len(values) > 1}
+        return [key for key in self.keys if key in found]
+
+    @cached_property
+    def to_name(self) -> list[str]:
+        """The settings that labels name besides the method, those of the method first."""
+        keys = [key for key in self.differing if not _in_method_name(key, self)]
+        return sorted(keys, key=lambda key: not key.startswith("algorithm."))
+
+    @property
+    def name_methods(self) -> bool:
+        """Whether labels name the method: not if all runs share it and only settings outside of it differ."""
+        one = len({run.method for run in self.runs}) == 1
+        return not (one and self.to_name and not self.to_name[0].startswith("algorithm."))
+
+    def written(self, key: str, run: int) -> str:
+        """A setting as `name=value`, with the shortest name that no other setting of the run answers to."""
+        value = self.tables[run].get(key)
+        if key == "dataset":
+            paths = {str(table.get(key)) for table in self.tables}
+            short = Counter(Path(path).name for path in paths)[Path(str(value)).name] == 1
+            return f"dataset={Path(str(value)).name if short else value}"
+        text = str(value).lower() if isinstance(value, bool) or value is None else str(value)
+        return f"{_short_name(key, self.tables[run])}={text}"
+
+
+def make_labels(runs: Sequence[StoredRun]) -> list[str]:
+    """One label for each run, all of them different: its method, and the settings in which it differs from others."""
+    settings, labels = Settings(runs), []
+    for number, run in enumerate(runs):
+        words = [settings.written(key, number) for key in settings.to_name if settings.differs(key, number)]
+        if len(words) > MAX_SETTINGS:
+            labels.append(f"{run.method} ({run.folder.name})")
+        else:
+            labels.append(", ".join([run.method, *words] if settings.name_methods or not words else words))
+    return _distinct(labels, runs)
+
+
+def _distinct(labels: list[str], runs: Sequence[StoredRun]) -> list[str]:
+    """Add the folder to labels that occur twice: its name if that is enough, its path otherwise."""
+    for place in (lambda run: run.folder.name, lambda run: str(run.folder)):
+        counts = Counter(labels)
+        labels = [
+            label if counts[label] == 1 else f"{label.partition(' (')[0]} ({place(run)})"
+            for label, run in zip(labels, runs, strict=True)
+        ]
+    return labels
+
+
+def shared_settings(runs: Sequence[StoredRun]) -> str:
+    """What all runs share, on one line: data, partition, model, clients, rounds, and every setting that was changed."""
+    settings = Settings(runs)
+    table, differing = settings.tables[0], {*settings.differing}
+    words = [] if settings.name_methods else [runs[0].method]
+    words += [Path(str(table["dataset"])).name] if "dataset" not in differing else []
+    if "partition.name" not in differing:
+        options = [key for key in settings.keys if key.startswith("partition.") and key not in differing]
+        words.append(" ".join(_bare(settings.written(key, 0)) for key in options))
+    words += [str(table["model.name"])] if "model.name" not in differing else []
+    if "clients" not in differing:
+        sampled = "" if "per_round" in differing else f"{table['per_round']} of "
+        words.append(f"{sampled}{table['clients']} clients")
+    words += [f"{table['rounds']} rounds"] if "rounds" not in differing else []
+    return ", ".join([*words, *_changed(settings)]) or "runs with different settings"
+
+
+def _bare(setting: str) -> str:
+    """The partition by its name alone: `lsmc` instead of `partition=lsmc`."""
+    return setting.removeprefix("partition=")
+
+
+def _changed(settings: Settings) -> list[str]:
+    """The settings without the default value that all runs share, or all runs with the same part, which is named."""
+    found: dict[tuple[str, str], dict[str, None]] = {}
+    for number, run in enumerate(settings.runs):
+        defaults = flatten(completed(_parts_only(run.table)))
+        for key, value in settings.tables[number].items():
+            part = key.partition(".")[0] if "." in key else ""
+            stated = key in STATED or (part == "partition" and "partition.name" not in settings.differing)
+            if key in IGNORED or stated or settings.differs(key, number) or _in_method_name(key, settings):
+                continue
+            if part == "partition" or (key in defaults and value != defaults[key]):
+                found.setdefault((part, settings.written(key, number)), {})[_owner(part, run)] = None
+    texts = []
+    for (part, text), owners in found.items():
+        everyone = {_owner(part, run) for run in settings.runs}
+        texts.append(text if {*owners} == everyone else f"{text} ({', '.join(owners)})")
+    return texts
+
+
+def _owner(part: str, run: StoredRun) -> str:
+    """The run's part of a kind: its method, its partition, …"""
+    if part == "algorithm":
+        return run.method
+    return str(run.table[part]["name"]) if part else ""
+
+
+def _parts_only(table: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration with its parts but none of their options, to be completed with defaults."""
+    parts = {key: _names_only(value) for key, value in table.items() if key in PARTS and isinstance(value, Mapping)}
+    return {"dataset": table["dataset"], **parts}
+
+
+def _names_only(part: Mapping[str, Any]) -> dict[str, Any]:
+    nested = {key: _names_only(value) for key, value in part.items() if isinstance(value, Mapping)}
+    return {"name": part["name"], **nested}
+
+
+def _parts(key: str, table: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of the parts that a setting belongs to: for FedSat's ε₂, the method and its objective."""
+    steps = key.removesuffix(".name").split(".")[:-1]
+    return tuple(str(table.get(".".join([*steps[: end + 1], "name"]))) for end in range(len(steps)))
+
+
+def _in_method_name(key: str, settings: Settings) -> bool:
+    """Whether the name of a method tells a setting, as that of `fedsat-pwa` tells its weighting."""
+    part, _, option = key.partition(".")
+    if part != "algorithm":
+        return False
+    names = {str(table["algorithm.name"]) for table in settings.tables if key in table}
+    off = {switch for name in names if name in algorithms for switch in switches(name)}
+    return option in {"name", *off, *(f"{kind}.name" for kind in KINDS)}
+
+
+def _short_name(key: str, table: Mapping[str, Any]) -> str:
+    """The last steps of a setting's name, as few as no other setting of the run shares: `epsilon2`."""
+    names = {name.removesuffix(".name") for name in table} | {key.removesuffix(".name")}
+    steps = key.removesuffix(".name").split(".")
+    endings = (".".join(steps[start:]) for start in range(len(steps) - 1, 0, -1))
+    free = (end for end in endings if sum(f".{name}".endswith(f".{end}") for name in names) == 1)
+    return next(free, ".".join(steps))
+
+
+def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by their full names: `algorithm.gamma`."""
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return flat
