@@ -30,7 +30,7 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def _processor() -> str:
+def processor() -> str:
     """Return the processor's name, which Linux has only in a file."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
@@ -48,7 +48,7 @@ def _command(program: Path, arguments: list[str]) -> str | None:
 
 def environment(device: torch.device) -> dict[str, Any]:
     """Return versions, hardware and command, which readers need to judge the numbers."""
-    hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
+    hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
     return {
         "fedsat": __version__,
         "torch": torch.__version__,
