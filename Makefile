@@ -19,7 +19,7 @@ demo: $(STAMP)
 	$(BIN)/fedsat compare --methods fedavg,scaffold,fedsat --target 85 --out runs/demo
 
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .
