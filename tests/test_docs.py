@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 import pytest
 import typer.main
 
 import fedsat
+from examples.extend import method, metric, objective
 from fedsat.cli.main import app
 from reproduction.commands import app as reproduction_app
 
@@ -153,6 +155,13 @@ def mymodule(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     return module
 
 
+EXAMPLES: dict[str, dict[str, Any]] = {
+    "LocalMomentum": {"algorithm": method.LocalMomentum()},
+    "Focal": {"objective": objective.Focal()},
+}
+"""Parts that a page shows without types and `examples/extend` has as complete files."""
+
+
 @pytest.mark.parametrize("mymodule", ["docs/howto/method.md"], indirect=True)
 @pytest.mark.parametrize("part", ["Clipped", "LocalMomentum", "Focal"])
 def test_methods_of_your_own(mymodule: types.ModuleType, part: str) -> None:
@@ -163,6 +172,9 @@ def test_methods_of_your_own(mymodule: types.ModuleType, part: str) -> None:
     ]
     assert losses[0] == pytest.approx(losses[1], rel=1e-9)
     assert losses[0] != fedsat.run(**SMALL, algorithm="fedavg").records[-1].metrics["loss"]
+    if part in EXAMPLES:
+        example = fedsat.run(**SMALL, **{"algorithm": "fedavg", **EXAMPLES[part]})
+        assert example.records[-1].metrics["loss"] == pytest.approx(losses[0], rel=1e-9)
 
 
 @pytest.mark.parametrize("mymodule", ["docs/howto/model.md"], indirect=True)
@@ -173,8 +185,17 @@ def test_a_model_of_your_own(mymodule: types.ModuleType) -> None:
 
 @pytest.mark.parametrize("mymodule", ["docs/howto/metric.md"], indirect=True)
 def test_metrics_of_your_own(mymodule: types.ModuleType) -> None:
-    del mymodule  # found by its name
     fedsat.run(**SMALL, algorithm="fedavg", metrics=["mymodule:auprc", "mymodule:geometric_mean"])
+    evaluation = fedsat.Evaluation(np.array([[8, 2], [5, 5]]), 0.5)
+    assert metric.geometric_mean(evaluation) == mymodule.geometric_mean(evaluation)
+
+
+def test_numbers_of_lines() -> None:
+    rows = re.findall(r"\| `([\w/]+\.\w+)` \| (\d+) \|", PAGES["docs/concepts/metric.md"])
+    assert len(rows) == 12
+    for path, lines in rows:
+        real = len((ROOT / "src" / "fedsat" / path).read_text(encoding="utf-8").splitlines())
+        assert int(lines) == pytest.approx(real, rel=0.1), path
 
 
 def test_the_tutorial_runs(monkeypatch: pytest.MonkeyPatch) -> None:

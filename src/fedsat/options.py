@@ -20,9 +20,11 @@ import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
+from fedsat.entry_points import load_offer, offers, package_of
 from fedsat.errors import UsageError, unknown
 
 T = TypeVar("T")
@@ -163,10 +165,10 @@ class Entry(Generic[T]):
 
 
 class Registry(Generic[T]):
-    """Parts of one kind by name; `module:Name` reaches a user's own."""
+    """Parts of one kind by name: fedsat's, those that packages offer in `group`, and a user's own as `module:Name`."""
 
-    def __init__(self, kind: str, base: type[T]) -> None:
-        self.kind = kind
+    def __init__(self, kind: str, base: type[T], group: str) -> None:
+        self.kind, self.group = kind, group
         self._base = base
         self._entries: dict[str, Entry[T]] = {}
         self._aliases: dict[str, str] = {}
@@ -189,27 +191,39 @@ class Registry(Generic[T]):
         self._aliases[name] = of
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
+        return iter([*self._entries, *self.offers])
 
     def __contains__(self, name: str) -> bool:
-        return name in self._entries
+        return name in self._entries or name in self.offers
+
+    @property
+    def offers(self) -> dict[str, EntryPoint]:
+        """The parts of other packages by name; names that fedsat has itself keep their meaning."""
+        own = {*self._entries, *self._aliases}
+        return {name: point for name, point in offers(self.group).items() if name not in own}
 
     def entry(self, name: str) -> Entry[T]:
         """The part called `name`, or the class that `module:Name` points to."""
         name = self._aliases.get(name, name)
         if name in self._entries:
             return self._entries[name]
-        preset_of = name.partition(":")[0]
-        if ":" in name and preset_of not in self._entries:
+        preset_of, label = name.partition(":")[0], name
+        if name in self.offers:
+            point = self.offers[name]
+            part, label = load_offer(self.kind, point), f"{name!r} of the package {package_of(point)}"
+        elif ":" in name and preset_of not in self._entries:
             part = import_object(self.kind, name)
-            if not (inspect.isclass(part) and issubclass(part, self._base)):
-                raise UsageError(f"{name} cannot serve as {self.kind}: it is not a {self._base.__qualname__}")
-            return Entry(part, {}, _first_line(part))
-        raise unknown(self.kind, name, self._entries)
+        else:
+            raise unknown(self.kind, name, self)
+        if not self._is_part(part):
+            raise UsageError(f"{label} cannot serve as {self.kind}: it is not a {self._base.__qualname__}")
+        return Entry(part, {}, _first_line(part))
 
     def holds(self, path: str) -> bool:
         """Whether `module:Name` points to a part of this kind."""
-        part = import_object(self.kind, path)
+        return self._is_part(import_object(self.kind, path))
+
+    def _is_part(self, part: Any) -> bool:
         return inspect.isclass(part) and issubclass(part, self._base)
 
     def options(self, name: str) -> dict[str, OptionField]:
@@ -225,7 +239,7 @@ class Registry(Generic[T]):
         if isinstance(spec, str):
             spec = {"name": spec}
         if "name" not in spec:
-            raise UsageError(f"the {self.kind} needs a name, one of {', '.join(self._entries)}")
+            raise UsageError(f"the {self.kind} needs a name, one of {', '.join(self)}")
         name = self._aliases.get(str(spec["name"]), str(spec["name"]))
         fields = self.options(name)
         values = {key: value for key, value in self.entry(name).preset.items() if key not in spec}
@@ -245,13 +259,15 @@ class Registry(Generic[T]):
         return self.entry(name).part(**values)
 
     def name_of(self, part: T) -> str:
-        """The name that describes `part`: a preset it equals, its class's own, or `module:Name`."""
+        """The name that describes `part`: a preset it equals, its class's own, that of a package, or `module:Name`."""
         for name, entry in self._entries.items():
             if entry.preset and type(part) is entry.part and part == self.build(name):
                 return name
         kind = type(part)
-        plain = (name for name, entry in self._entries.items() if entry.part is kind and not entry.preset)
-        return next(plain, f"{kind.__module__}:{kind.__qualname__}")
+        named = [name for name, entry in self._entries.items() if entry.part is kind and not entry.preset]
+        # A package whose class is here has been imported, so that no other one needs to be.
+        named += [name for name, point in self.offers.items() if _imported(point) is kind]
+        return named[0] if named else f"{kind.__module__}:{kind.__qualname__}"
 
     def complete(self, spec: Any) -> dict[str, Any]:
         """A spec, or a built part, as a table with every option written out; nothing is checked yet."""
@@ -260,7 +276,7 @@ class Registry(Generic[T]):
         elif isinstance(spec, str):
             spec = {"name": spec}
         if not isinstance(spec, Mapping) or "name" not in spec:
-            raise UsageError(f"the {self.kind} needs a name, one of {', '.join(self._entries)}; not {spec!r}")
+            raise UsageError(f"the {self.kind} needs a name, one of {', '.join(self)}; not {spec!r}")
         table = {**spec, "name": self._aliases.get(str(spec["name"]), spec["name"])}
         for key, field in self.options(str(spec["name"])).items():
             value = spec.get(key, field.default)
@@ -273,6 +289,10 @@ class Registry(Generic[T]):
 
 def _first_line(part: Any) -> str:
     return (inspect.getdoc(part) or "").partition("\n")[0]
+
+
+def _imported(point: EntryPoint) -> Any:
+    return getattr(sys.modules.get(point.module), point.attr, None)
 
 
 def import_object(kind: str, path: str) -> Any:

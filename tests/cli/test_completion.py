@@ -13,7 +13,7 @@ import typer.main
 
 from fedsat.algorithms import aggregators, algorithms, objectives, weightings
 from fedsat.cli.completion import ARGUMENTS, OPTIONS, REPEATED, VALUES
-from fedsat.cli.listing import KINDS
+from fedsat.cli.listing import LISTS
 from fedsat.cli.main import app
 from fedsat.data import DATASETS, partitions
 from fedsat.models import models
@@ -58,7 +58,7 @@ def test_names_of_parts(option: str, names: Any) -> None:
 
 
 def test_arguments() -> None:
-    assert ARGUMENTS["list"] == ["datasets", *KINDS]
+    assert ARGUMENTS["list"] == [*LISTS]
 
 
 def complete(*words: str) -> list[str]:

@@ -43,7 +43,7 @@ class Aggregator:
         return tree_map(lambda tensor: tensor.sum(0), tree)
 
 
-aggregators: Registry[Aggregator] = Registry("aggregator", Aggregator)
+aggregators: Registry[Aggregator] = Registry("aggregator", Aggregator, "aggregators")
 aggregators.register("mean")(Aggregator)
 
 

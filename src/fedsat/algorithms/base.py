@@ -263,4 +263,4 @@ def aggregate_buffers(buffers: Tree, weights: Tensor, aggregator: Aggregator) ->
     return {name: tensor[0] + offsets[name] if name in offsets else tensor.amax(0) for name, tensor in buffers.items()}
 
 
-algorithms: Registry[Algorithm] = Registry("algorithm", Algorithm)
+algorithms: Registry[Algorithm] = Registry("algorithm", Algorithm, "methods")

@@ -47,7 +47,7 @@ class Objective:
         return {}
 
 
-objectives: Registry[Objective] = Registry("objective", Objective)
+objectives: Registry[Objective] = Registry("objective", Objective, "objectives")
 
 
 @objectives.register("cross-entropy")

@@ -51,7 +51,7 @@ class Weighting:
         raise NotImplementedError
 
 
-weightings: Registry[Weighting] = Registry("weighting", Weighting)
+weightings: Registry[Weighting] = Registry("weighting", Weighting, "weightings")
 
 
 @weightings.register("samples")

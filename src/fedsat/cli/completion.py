@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any
 
 import typer
 
 from fedsat.cli.sections import NODES, SECTIONS, flag
+from fedsat.entry_points import offers
 
 ALGORITHMS = [
     "fedsat",
@@ -52,7 +53,21 @@ VALUES: dict[str, list[str]] = {
 }
 """The values of options, for shells; where paths are accepted too, shells complete them when no name fits."""
 
-LISTS = ("--methods", "--with", "--without")
+OFFERED: dict[str, tuple[str, ...]] = {
+    "--algorithm": ("methods",),
+    "--methods": ("methods",),
+    "--dataset": ("datasets",),
+    "--partition": ("partitions",),
+    "--model": ("models",),
+    "--attack": ("attacks",),
+    "--with": ("objectives", "weightings", "aggregators"),
+    "--without": ("objectives", "weightings", "aggregators"),
+    "--metrics": ("metrics",),
+    "data show": ("datasets",),
+}
+"""Where packages offer further values of an option, or of a command's argument."""
+
+LISTS = ("--methods", "--with", "--without", "--metrics")
 """Options whose value is a list, separated by commas."""
 
 REPEATED = ("--set", "--grid", "--callback")
@@ -87,7 +102,17 @@ OPTIONS: dict[str, list[str]] = {
 """The options of every command."""
 
 ARGUMENTS: dict[str, list[str]] = {
-    "list": ["datasets", "methods", "objectives", "weightings", "aggregators", "attacks", "models", "partitions"],
+    "list": [
+        "datasets",
+        "methods",
+        "objectives",
+        "weightings",
+        "aggregators",
+        "attacks",
+        "models",
+        "partitions",
+        "metrics",
+    ],
     "data get": DATASETS,
     "data show": DATASETS,
 }
@@ -105,10 +130,10 @@ def stub(path: str) -> Callable[..., None]:
     def command(**_: Any) -> None:
         """Do nothing."""
 
-    argument = Annotated[list[str] | None, typer.Argument(autocompletion=_among(ARGUMENTS.get(path, [])))]
+    argument = Annotated[list[str] | None, typer.Argument(autocompletion=_among(_values(ARGUMENTS, path)))]
     parameters = [_parameter("argument", argument)]
     for option in OPTIONS[path]:
-        values = VALUES.get(option, [])
+        values = _values(VALUES, option)
         complete = _last_among(values) if option in LISTS else _among(values)
         kind: Any = list[str] | None if option in REPEATED else str | None
         info = typer.Option(option, autocompletion=complete)
@@ -116,6 +141,11 @@ def stub(path: str) -> Callable[..., None]:
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return command
+
+
+def _values(known: Mapping[str, list[str]], of: str) -> list[str]:
+    """The values of an option or argument: fedsat's own, and what packages offer."""
+    return list(dict.fromkeys([*known.get(of, []), *(name for group in OFFERED.get(of, ()) for name in offers(group))]))
 
 
 def _parameter(name: str, annotation: Any) -> inspect.Parameter:

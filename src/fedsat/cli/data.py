@@ -14,6 +14,7 @@ from rich.table import Table
 
 from fedsat import data
 from fedsat.cli.options import PARTITION_OPTIONS, read_settings
+from fedsat.entry_points import offers, package_of
 from fedsat.experiment.config import Config, override
 
 SHAPES = "shape: channels × height × width; available: built in, or downloaded (fedsat data get NAME)"
@@ -91,6 +92,9 @@ def datasets_table() -> Table:
         available = "built in" if known.builtin else "yes" if data.is_cached(name) else "no"
         sizes, shape = f"{known.train_size:,} + {known.test_size:,}", "×".join(map(str, known.input_shape))
         table.add_row(name, sizes, str(known.classes), shape, available, known.summary)
+    for name, point in offers("datasets").items():
+        if name not in data.DATASETS:
+            table.add_row(name, "", "", "", "yes", f"made by the package {package_of(point)}")
     return table
 
 

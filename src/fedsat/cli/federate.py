@@ -16,6 +16,7 @@ from rich.console import Console
 from fedsat import data
 from fedsat.cli.options import Out, configured
 from fedsat.cli.sections import NODES
+from fedsat.data.catalog import has_name
 from fedsat.errors import FedsatError, UsageError
 from fedsat.experiment.config import Config, override
 from fedsat.experiment.folder import CONFIG, RECORDS, SUMMARY, free_folder, read_records, read_summary
@@ -100,7 +101,7 @@ def start_nodes(federation: LocalFederation, config: Config) -> None:
 
 def _for_nodes(dataset: str) -> str:
     """Return the dataset's name as nodes find it from their own folders."""
-    if dataset in data.DATASETS or not Path(dataset).expanduser().is_dir():
+    if has_name(dataset) or not Path(dataset).expanduser().is_dir():
         return dataset
     return str(Path(dataset).expanduser().resolve())
 

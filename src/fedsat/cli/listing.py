@@ -15,7 +15,9 @@ from rich.text import Text
 from fedsat.algorithms import Algorithm, aggregators, algorithms, footprint, objectives, weightings
 from fedsat.cli.data import datasets_table
 from fedsat.data import partitions
-from fedsat.errors import unknown
+from fedsat.entry_points import offers, package_of
+from fedsat.errors import UsageError, unknown
+from fedsat.metrics import METRICS
 from fedsat.models import FROM_DATA, models
 from fedsat.options import OptionField, Registry, options_of
 from fedsat.rounds import attacks
@@ -43,9 +45,14 @@ USES = {
 
 OWN = "NAME can also be a class of your own, written module:Name."
 
+METRICS_NOTE = "Recorded in every evaluated round. Add functions of your own with --metrics module:name,module:name."
+
+LISTS = ("datasets", *KINDS, "metrics")
+"""What can be listed."""
+
 
 def show(
-    what: Annotated[str | None, typer.Argument(help=f"datasets, {', '.join(KINDS)}", show_default=False)] = None,
+    what: Annotated[str | None, typer.Argument(help=", ".join(LISTS), show_default=False)] = None,
 ) -> None:
     """List everything that can be chosen by name, with options, defaults and meanings.
 
@@ -53,11 +60,14 @@ def show(
     """
     console = Console()
     if what is None:
-        for name in ("datasets", *KINDS):
+        for name in LISTS:
             console.rule(name, align="left")
             show(name)
     elif what == "datasets":
         console.print(datasets_table())
+    elif what == "metrics":
+        console.print(metrics_table())
+        print_note(console, METRICS_NOTE)
     elif what in ("methods", "algorithms"):
         print_parts(console, algorithms, shared=options_of(Algorithm))
         console.print(footprints_table())
@@ -66,7 +76,19 @@ def show(
         print_parts(console, KINDS[what])
         print_note(console, f"{USES[what]} {OWN}")
     else:
-        raise unknown("list", what, ["datasets", *KINDS])
+        raise unknown("list", what, LISTS)
+
+
+def metrics_table() -> Table:
+    """The metrics of every run, and those that packages offer."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for heading in ("metric", "description"):
+        table.add_column(heading)
+    for metric in METRICS.values():
+        table.add_row(metric.name, metric.caption)
+    for name, point in offers("metrics").items():
+        table.add_row(name, f"of the package {package_of(point)}; choose it with --metrics {name}")
+    return table
 
 
 def footprints_table() -> Table:
@@ -75,8 +97,13 @@ def footprints_table() -> Table:
     for heading in ("", "client stores", "server stores", "down", "up", "weighting"):
         table.add_column(heading, no_wrap=True)
     for name in algorithms:
-        method = algorithms.build(name)
-        sizes = footprint(method)
+        try:
+            method = algorithms.build(name)
+            sizes = footprint(method)
+        except Exception:  # whatever a package's code raises; `print_parts` says why it cannot be loaded
+            if name in algorithms.offers:
+                continue
+            raise
         workers = " + w−1" if method.weighting.needs_counts else ""
         table.add_row(
             name,
@@ -102,16 +129,26 @@ def print_parts(console: Console, registry: Registry[Any], shared: Mapping[str, 
         console.print("[bold]all methods[/bold]", highlight=False)
         print_options(console, shared.values())
     for name in registry:
-        entry = registry.entry(name)
-        title = Table.grid(padding=(0, 2))
-        title.add_row(Text(name, "bold"), entry.summary)
-        console.print(title, highlight=False)
+        try:
+            entry = registry.entry(name)
+        except UsageError as error:  # a package that cannot be imported must not hide the other parts
+            print_title(console, name, str(error))
+            continue
+        package = f" (package {package_of(registry.offers[name])})" if name in registry.offers else ""
+        print_title(console, name, entry.summary + package)
         own = (
             field
             for key, field in registry.options(name).items()
             if key not in FROM_DATA and field != shared.get(key) and (not entry.preset or key in entry.preset)
         )
         print_options(console, own)
+
+
+def print_title(console: Console, name: str, summary: str) -> None:
+    """Print the name of a part and what it is."""
+    title = Table.grid(padding=(0, 2))
+    title.add_row(Text(name, "bold"), Text(summary))
+    console.print(title, highlight=False)
 
 
 def print_options(console: Console, fields: Iterable[OptionField]) -> None:

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsat.errors import DataError, unknown
+from fedsat.entry_points import offers, package_of
+from fedsat.errors import DataError, UsageError, unknown
 
 
 class Arrays(NamedTuple):
@@ -63,9 +64,17 @@ def digest(array: NDArray[np.uint8]) -> str:
 
 def info(name: str) -> DatasetInfo:
     """Return the description of a dataset, or raise an error with the nearest name."""
-    if name not in DATASETS:
-        raise unknown("dataset", name, DATASETS)
-    return DATASETS[name]
+    if name in DATASETS:
+        return DATASETS[name]
+    if has_name(name):
+        package = package_of(offers("datasets")[name])
+        raise UsageError(f"the dataset {name} is made by the package {package}; fedsat neither downloads nor stores it")
+    raise unknown("dataset", name, [*DATASETS, *offers("datasets")])
+
+
+def has_name(name: str) -> bool:
+    """Whether a dataset has this name, here or in another package."""
+    return name in DATASETS or name in offers("datasets")
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -24,7 +24,8 @@ from fedsat.data.arrays import (
     whole_labels,
 )  # fmt: skip
 from fedsat.data.builtin import FILE
-from fedsat.data.catalog import DATASETS, Arrays, info
+from fedsat.data.catalog import DATASETS, Arrays, has_name, info
+from fedsat.entry_points import load_offer, offers
 from fedsat.errors import DataError, UsageError
 from fedsat.options import import_object
 from fedsat.seeding import Indices
@@ -269,7 +270,7 @@ def load(source: str | Dataset, *, image_size: int | None = None, seed: int = 0)
     `image_size` resizes the image files of a folder to squares of that size. `seed` decides which samples are held
     out for testing where a folder has no test set. Neither affects other datasets.
     """
-    if isinstance(source, str) and source not in DATASETS and _is_path(source):
+    if isinstance(source, str) and not has_name(source) and _is_path(source):
         from fedsat.data import folders  # noqa: PLC0415 (it builds on this module)
 
         return folders.load_folder(Path(source).expanduser(), image_size=image_size, seed=seed)
@@ -288,7 +289,9 @@ def _by_name(name: str) -> Dataset:
             "fedsat.resume(folder, dataset=…) or fedsat.run(dataset=…)"
         )
     if ":" in name:
-        return _from_function(name)
+        return _from_function(name, import_object("dataset", name))
+    if name not in DATASETS and name in offers("datasets"):
+        return _from_function(name, load_offer("dataset", offers("datasets")[name]))
     known = info(name)
     arrays = _builtin(name) if known.builtin else _fetched(name)
     train = Split(arrays.train_images, arrays.train_labels.astype(np.int64))
@@ -296,15 +299,14 @@ def _by_name(name: str) -> Dataset:
     return Dataset(name, train, test, known.class_names)
 
 
-def _from_function(path: str) -> Dataset:
-    """Call the function that `module:name` points to."""
-    function = import_object("dataset", path)
+def _from_function(name: str, function: Any) -> Dataset:
+    """Call the function that `name` stands for."""
     if not callable(function):
-        raise UsageError(f"the dataset {path} is not a function; it must be one without arguments")
+        raise UsageError(f"the dataset {name} is not a function; it must be one without arguments")
     made = function()
     if not isinstance(made, Dataset):
-        raise UsageError(f"{path}() returned a {type(made).__name__}; it must return a fedsat.Dataset")
-    return replace(made, name=path)
+        raise UsageError(f"{name}() returned a {type(made).__name__}; it must return a fedsat.Dataset")
+    return replace(made, name=name)
 
 
 def _is_path(name: str) -> bool:

@@ -36,7 +36,7 @@ class Partition:
         raise NotImplementedError
 
 
-partitions: Registry[Partition] = Registry("partition", Partition)
+partitions: Registry[Partition] = Registry("partition", Partition, "partitions")
 
 
 def make_partition(

@@ -37,8 +37,12 @@ def kind_of(part: str) -> str | None:
 
 
 def switches(algorithm: str) -> list[str]:
-    """Return the parts of an algorithm that can only be left out."""
-    return [name for name, field in algorithms.options(algorithm).items() if field.option.switch]
+    """Return the parts of an algorithm that can only be left out; none if it cannot be imported."""
+    try:
+        options = algorithms.options(algorithm)
+    except UsageError:
+        return []
+    return [name for name, field in options.items() if field.option.switch]
 
 
 def method_name(algorithm: Algorithm) -> str:
@@ -87,7 +91,8 @@ def method_parts(label: str) -> tuple[list[tuple[str, str]], list[str], list[str
     off: list[str] = []
     name = label
     while name not in algorithms:
-        known = [*part_names(), *(switch for algorithm in algorithms for switch in switches(algorithm))]
+        bases = [algorithm for algorithm in algorithms if name.startswith((f"{algorithm}+", f"{algorithm}-"))]
+        known = [*part_names(), *(switch for algorithm in bases for switch in switches(algorithm))]
         ending = next((part for part in known if name.endswith((f"+{part}", f"-{part}"))), None)
         own = re.fullmatch(r"(.+?)([+-])([\w.]+:\w+)", name) if ending is None else None
         cut = own.start(2) if own else len(name) - len(ending) - 1 if ending else max(name.rfind("+"), name.rfind("-"))

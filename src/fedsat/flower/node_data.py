@@ -19,7 +19,7 @@ import numpy as np
 
 from fedsat import data
 from fedsat.data.arrays import hold_out
-from fedsat.data.catalog import DATASETS
+from fedsat.data.catalog import has_name
 from fedsat.data.folders import load_folder
 from fedsat.errors import DataError, UsageError
 from fedsat.experiment.config import Config
@@ -66,7 +66,7 @@ def _partition(run: RunSpec, config: Config, node: NodeConfig) -> data.Dataset:
             f"num-partitions of the node is {node['num-partitions']}, but the run has {config.clients} clients"
         )
     name = str(node.get("dataset", config.dataset_name))
-    if name not in DATASETS and "dataset" not in node:
+    if not has_name(name) and "dataset" not in node:
         raise UsageError(
             f"the run's dataset {name!r} is a path on the server; set dataset or folder in the node's configuration"
         )

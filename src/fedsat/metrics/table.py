@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from fedsat.entry_points import load_offer, offers
 from fedsat.errors import DataError, UsageError
 from fedsat.metrics.evaluation import Evaluation
 from fedsat.options import import_object
@@ -85,12 +86,13 @@ def metric(
 
 
 def find_metrics(paths: Iterable[str]) -> tuple[Metric, ...]:
-    """Return the metrics that `module:name` paths point to."""
+    """Return the metrics that paths point to: `module:name`, or the name under which a package offers one."""
     found: dict[str, Metric] = {}
     for path in paths:
-        if ":" not in path:
+        offer = offers("metrics").get(path)
+        if offer is None and ":" not in path:
             raise UsageError(f"metrics has {path!r}; a metric of your own is written module:name")
-        given = import_object("metric", path)
+        given = import_object("metric", path) if offer is None else load_offer("metric", offer)
         if not isinstance(given, Metric):
             if not callable(given):
                 raise UsageError(f"{path} cannot serve as metric: it is not a function")

@@ -11,7 +11,7 @@ from fedsat.errors import UsageError
 from fedsat.options import Option, Registry, Spec
 from fedsat.seeding import generator
 
-models: Registry[nn.Module] = Registry("model", nn.Module)
+models: Registry[nn.Module] = Registry("model", nn.Module, "models")
 
 FROM_DATA = ("input_shape", "classes", "num_classes")
 """Constructor parameters that the dataset fills in; all others are the user's options."""

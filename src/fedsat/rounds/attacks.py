@@ -45,7 +45,7 @@ class Attack:
         return counts
 
 
-attacks: Registry[Attack] = Registry("attack", Attack)
+attacks: Registry[Attack] = Registry("attack", Attack, "attacks")
 attacks.register("none")(Attack)
 
 
