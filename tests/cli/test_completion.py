@@ -77,7 +77,7 @@ def complete(*words: str) -> list[str]:
     ("words", "found"),
     [
         (("re",), ["resume", "report"]),
-        (("run", "--algorithm", "feds"), ["fedsat", "fedsat:paper", "fedsat:robust"]),
+        (("run", "--algorithm", "fedsat"), ["fedsat", "fedsat:paper", "fedsat:robust"]),
         (("compare", "--methods", "fedavg,sca"), ["fedavg,scaffold"]),
         (("data", "show", "cif"), ["cifar10", "cifar100"]),
         (("report", "--fi"), ["--figures"]),

@@ -107,7 +107,11 @@ class Bowls:
         task = make_task(1, start=model, received=method.broadcast(self.server), state=kept, lr=self.lr)
         carry, params = method.begin(task), one(*values(model.params))
         for _ in range(bowl.K):
-            params, carry = method.step(task, carry, params, {"w": params["w"] - bowl.b})
+            slope = {"w": params["w"] - bowl.b}
+            perturbation = method.perturbation(task, carry, params, lambda slope=slope: slope)
+            if perturbation is not None:
+                slope = {"w": slope["w"] + perturbation["w"]}
+            params, carry = method.step(task, carry, params, slope)
         self.states[client], upload = method.end(task, carry, LocalResult(params, {}, torch.tensor([bowl.K])))
         return params, upload
 

@@ -3,6 +3,7 @@
 Engines call them in this order, first for the local training of client k, then at the server:
 
     begin(task)                        -> carry          once, before the first step
+    perturbation(task, carry, params, gradient) -> tree | None  where the gradient is taken, relative to θ
     penalty(task, carry, outputs, …)   -> tensor | None  added to the objective's loss of every sample
     pull(task, carry, params)          -> tree | None    added to the gradient, independent of its value
     step(task, carry, params, grads)   -> params, carry  one step of local training
@@ -12,8 +13,12 @@ Engines call them in this order, first for the local training of client k, then 
 All state is passed in and returned; `self` holds only hyper-parameters. The first axis of client tensors is the client,
 even for a single client (see `fedsat.tree`).
 
-Engines train many clients at once and capture `penalty`, `pull` and `step` as graphs. These functions must not branch
-on tensor values, and the carry must keep its names and shapes. Gradients are tracked only in `penalty`.
+Engines train many clients at once and capture `perturbation`, `penalty`, `pull` and `step` as graphs. These functions
+must not branch on tensor values, and the carry must keep its names and shapes. Gradients are tracked only in `penalty`.
+
+The gradient is taken at θ unless `perturbation` returns a tree ε. Then it is taken at θ + ε, and the step starts at θ.
+If ε depends on the gradient at θ, `perturbation` calls `gradient()`, which is an extra pass over the batch. Only the
+pass at θ + ε updates BatchNorm's statistics and the objective's carry, and gives the loss that is recorded.
 
 The loss of a sample (`Objective`), the weight of a client (`Weighting`) and the way updates are combined (`Aggregator`)
 are separate parts, so each can be used with any method.
@@ -29,7 +34,7 @@ import torch
 from torch import Tensor
 
 from fedsat.algorithms.aggregator import Aggregator, aggregators
-from fedsat.algorithms.objective import CrossEntropy, Objective, objectives
+from fedsat.algorithms.objective import CrossEntropy, Objective, objective_losses, objectives
 from fedsat.algorithms.weighting import BySamples, Weighting, weightings
 from fedsat.errors import UsageError
 from fedsat.options import Option, Registry, check
@@ -67,6 +72,8 @@ class Outputs:
 
     logits: Tensor
     features: Tensor | None = None
+    received: Tensor | None = None
+    """The received model's logits in evaluation mode, [C, B, m], for objectives that use them."""
 
 
 class Network(Protocol):
@@ -98,9 +105,9 @@ class Task:
 
 
 def no_examples() -> Iterator[Batch]:
-    """Raise an error: engines repeat `penalty`, `pull` and `step` as fixed sequences of operations."""
+    """Raise an error: engines repeat the functions of a step as a fixed sequence of operations."""
     raise UsageError(
-        "task.examples() is available in begin and end, not in penalty, pull or step; "
+        "task.examples() is available in begin and end, not in perturbation, penalty, pull or step; "
         "compute what you need in begin and return it as carry"
     )
 
@@ -166,6 +173,11 @@ class Algorithm:
         del task
         return {}
 
+    def perturbation(self, task: Task, carry: State, params: Tree, gradient: Callable[[], Tree]) -> Tree | None:
+        """Return ε if the gradient is taken at θ + ε, or None; `gradient()` returns the gradient at θ."""
+        del task, carry, params, gradient
+        return None
+
     def penalty(self, task: Task, carry: State, outputs: Outputs, batch: Batch) -> Tensor | None:
         """Return the method's term in the loss of each sample, [C, B], or None."""
         del task, carry, outputs, batch
@@ -222,6 +234,15 @@ def checked(state: State, hook: str) -> State:
                 'such as {"anchor": params} or {"anchor": {"scale": tensor}}'
             )
     return state
+
+
+def sample_losses(
+    algorithm: Algorithm, task: Task, carry: State, costs: Tree, outputs: Outputs, batch: Batch
+) -> tuple[Tensor, Tree]:
+    """Return the loss of each sample, the objective's plus the method's term, and the objective's carry."""
+    losses, costs = objective_losses(algorithm.objective, task, costs, outputs, batch)
+    penalty = algorithm.penalty(task, carry, outputs, batch)
+    return losses if penalty is None else losses + penalty, costs
 
 
 def descend(params: Tree, direction: Tree, lr: float) -> Tree:

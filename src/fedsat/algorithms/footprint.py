@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedsat.algorithms.base import Algorithm, LocalResult, Model, Outputs, Server, Task
+from fedsat.algorithms.weighting import STATEMENT, with_statement
 from fedsat.tree import State, Tree
 
 
@@ -31,6 +32,7 @@ def footprint(algorithm: Algorithm) -> Footprint:
     server = Server(model, algorithm.initial_memory(model))
     state, upload = rehearse(algorithm, model)
     received = algorithm.broadcast(server)
+    upload.pop(STATEMENT, None)  # a few numbers, not a model
     return Footprint(_names(state), _names(server.memory), 1 + len(_names(received)), 1 + len(_names(upload)))
 
 
@@ -54,7 +56,8 @@ def rehearse(algorithm: Algorithm, model: Model) -> tuple[State, State]:
         carry = algorithm.begin(task)
         params, carry = algorithm.step(task, carry, _with_axis(model.params), _with_axis(model.params))
         result = LocalResult(params, _with_axis(model.buffers), torch.ones(1, dtype=torch.int64))
-        return algorithm.end(task, carry, result)
+        state, upload = algorithm.end(task, carry, result)
+    return state, with_statement(upload, algorithm.weighting, task.class_counts)
 
 
 def _echo(params: Tree, buffers: Tree, x: Tensor) -> Outputs:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
 from fedsat.options import Registry, check
-from fedsat.tree import Tree
+from fedsat.tree import Tree, expand
 
 if TYPE_CHECKING:
     from fedsat.algorithms.base import Batch, Outputs, Task
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Objective:
     """The loss of every sample, with state that may change between batches and persist between rounds."""
+
+    uses_received: ClassVar[bool] = False
+    """Whether `loss` reads `outputs.received`, the logits of the received model."""
 
     def __post_init__(self) -> None:
         check(self, "objective")
@@ -58,6 +62,19 @@ class CrossEntropy(Objective):
     def loss(self, carry: Tree, outputs: Outputs, batch: Batch) -> tuple[Tensor, Tree]:
         """Return −log softmax(logits)[y]."""
         return cross_entropy(outputs.logits, batch.y), carry
+
+
+def objective_losses(
+    objective: Objective, task: Task, carry: Tree, outputs: Outputs, batch: Batch
+) -> tuple[Tensor, Tree]:
+    """Return the objective's `loss`, with the received model's logits in `outputs` if the objective uses them."""
+    if objective.uses_received:
+        clients, samples = batch.y.shape
+        with torch.no_grad():  # all clients received the same model, so their batches are one batch to it
+            x = batch.x.flatten(0, 1).unsqueeze(0)
+            logits = task.network(expand(task.start.params, 1), expand(task.start.buffers, 1), x).logits
+        outputs = replace(outputs, received=logits.reshape(clients, samples, -1))
+    return objective.loss(carry, outputs, batch)
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ from fedsat.algorithms.base import (
     gradient,
     step_direction,
 )
+from fedsat.algorithms.objective import objective_losses
 from fedsat.algorithms.weighting import Uniform, Weighting, weightings
 from fedsat.options import Option
 from fedsat.tree import State, Tree, add, per_client, tree_map, zeros_like
@@ -88,7 +89,7 @@ class Scaffold(Algorithm):
         for batch in task.examples():
             with torch.enable_grad():
                 outputs = task.network(model.params, model.buffers, batch.x)
-                losses, costs = self.objective.loss(costs, outputs, batch)
+                losses, costs = objective_losses(self.objective, task, costs, outputs, batch)
                 grads = gradient(losses.masked_fill(~batch.real, 0.0).sum(1), model.params)
             total = add(total, grads)
         return tree_map(lambda sums: sums / per_client(task.class_counts.sum(1), sums), total)

@@ -10,9 +10,14 @@ from torch import Tensor
 
 from fedsat.metrics import ClassCounts
 from fedsat.options import Registry, check
+from fedsat.tree import State, Tree
 
 if TYPE_CHECKING:
     from fedsat.algorithms.base import Updates
+
+
+STATEMENT = "weighting"
+"""The name in `updates.uploads` of what clients state for the weighting."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +51,23 @@ class Weighting:
         """Whether the weighting needs the individual worker reports rather than their sums."""
         return False
 
+    def statement(self, class_counts: Tensor) -> Tree:
+        """Return what each client computes from its class counts [C, m] and uploads for `weigh`, usually nothing.
+
+        Clients do not send the counts themselves. `weigh` finds the numbers in `updates.uploads[STATEMENT]`.
+        """
+        del class_counts
+        return {}
+
     def weigh(self, updates: Updates, counts: ClassCounts | None) -> ClientWeights:
         """Return the weights of the clients in `updates`; `counts` are the worker reports, if needed."""
         raise NotImplementedError
+
+
+def with_statement(uploads: State, weighting: Weighting, class_counts: Tensor) -> State:
+    """Return what clients upload for the method and, if the weighting needs it, their statement."""
+    statement = weighting.statement(class_counts)
+    return {**uploads, STATEMENT: statement} if statement else uploads
 
 
 weightings: Registry[Weighting] = Registry("weighting", Weighting, "weightings")

@@ -30,9 +30,30 @@ ALGORITHMS = [
     "elastic",
     "moon",
     "scaffold",
+    "fedacg",
+    "fedcm",
+    "feddisco",
+    "fedlesam",
+    "fedntd",
+    "fedrs",
+    "fedsam",
+    "fedvls",
 ]
 DATASETS = ["mnist-mini", "mnist", "fashion-mnist", "cifar10", "cifar100"]
-PARTS = ["psl", "logit-calibration", "pwa", "uniform", "median", "trimmed-mean", "damped-mean", "multi-krum"]
+PARTS = [
+    "psl",
+    "logit-calibration",
+    "ntd",
+    "restricted-softmax",
+    "vls",
+    "pwa",
+    "disco",
+    "uniform",
+    "median",
+    "trimmed-mean",
+    "damped-mean",
+    "multi-krum",
+]
 
 VALUES: dict[str, list[str]] = {
     "--algorithm": ALGORITHMS,

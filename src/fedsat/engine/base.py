@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsat.algorithms import Algorithm, Batch, Model, Network, Server, Updates
+from fedsat.algorithms.weighting import with_statement
 from fedsat.data import Federation
 from fedsat.engine.capacity import evaluation_batch
 from fedsat.engine.evaluate import Counter
@@ -87,10 +88,11 @@ class BaseEngine:
 
     def updates(self, clients: Sequence[int], model: Model, uploads: State, steps: Tensor) -> Updates:
         """Combine the clients' results with what the server knows about the clients."""
+        counts = torch.from_numpy(self.federation.class_counts[list(clients)]).to(self.device)
         return Updates(
             clients=torch.tensor(clients),
             model=model,
-            uploads=uploads,
+            uploads=with_statement(uploads, self.algorithm.weighting, counts),
             sizes=torch.from_numpy(self.federation.sizes[list(clients)]).to(self.device),
             steps=steps,
             lr=self.training.lr,

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedsat.algorithms import Algorithm, Batch, LocalResult, Model, Server, Task
-from fedsat.algorithms.base import checked, no_examples
+from fedsat.algorithms.base import checked, no_examples, sample_losses
 from fedsat.data import Federation
 from fedsat.engine.base import BaseEngine
 from fedsat.engine.examples import PAD
@@ -17,7 +17,7 @@ from fedsat.engine.network import ModuleNetwork
 from fedsat.rounds.local import LocalTraining, TrainedRound, meter, new_meters
 from fedsat.rounds.sampling import batch_order, crops_and_flips
 from fedsat.seeding import Indices, generator
-from fedsat.tree import State, Tree, tree_map
+from fedsat.tree import State, Tree, add, tree_map
 
 
 class SequentialEngine(BaseEngine):
@@ -82,15 +82,9 @@ class SequentialEngine(BaseEngine):
                 carry = checked(algorithm.begin(task), f"{type(algorithm).__name__}.begin")
                 costs = objective.begin(task, task.state["objective"])
             for batch in self._batches(client, round_number):
-                leaves = {name: tensor[0].detach().requires_grad_() for name, tensor in params.items()}
-                outputs = self._module_network.train(leaves, buffers, batch.x[0])
-                losses, costs = objective.loss(costs, outputs, batch)
-                penalty = algorithm.penalty(stepping, carry, outputs, batch)
-                loss = (losses if penalty is None else losses + penalty).mean(1)
-                grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+                grads, loss, costs = self._batch_gradient(stepping, carry, costs, params, buffers, batch)
                 with torch.no_grad():
-                    stacked = {name: grad.unsqueeze(0) for name, grad in zip(leaves, grads, strict=True)}
-                    params, carry = algorithm.step(stepping, carry, params, stacked)
+                    params, carry = algorithm.step(stepping, carry, params, grads)
                     meters, steps = meter(meters, loss), steps + 1
         result = LocalResult(params, _with_axis(buffers), torch.tensor([steps], device=self.device))
         with torch.no_grad():
@@ -98,6 +92,27 @@ class SequentialEngine(BaseEngine):
         updates = self.updates([client], Model(result.params, result.buffers), upload, result.steps)
         checked(state, f"{type(algorithm).__name__}.end")
         return TrainedRound(updates, [{**state, "objective": objective.end(costs)}], meters)
+
+    def _batch_gradient(
+        self, task: Task, carry: State, costs: Tree, params: Tree, buffers: Tree, batch: Batch
+    ) -> tuple[Tree, Tensor, Tree]:
+        """Return the gradient of a batch at θ, or θ + ε for a method with a perturbation, its loss, and the costs."""
+
+        def gradient_at(point: Tree, buffers: Tree) -> tuple[Tree, Tensor, Tree]:
+            leaves = {name: tensor[0].detach().requires_grad_() for name, tensor in point.items()}
+            outputs = self._module_network.train(leaves, buffers, batch.x[0])
+            losses, after = sample_losses(self.algorithm, task, carry, costs, outputs, batch)
+            loss = losses.mean(1)
+            grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+            return {name: grad.unsqueeze(0) for name, grad in zip(leaves, grads, strict=True)}, loss, after
+
+        @torch.enable_grad()
+        def gradient() -> Tree:
+            return gradient_at(params, tree_map(torch.clone, buffers))[0]
+
+        with torch.no_grad():
+            perturbation = self.algorithm.perturbation(task, carry, params, gradient)
+        return gradient_at(params if perturbation is None else add(params, perturbation), buffers)
 
     def _batches(self, client: int, round_number: int) -> Iterator[Batch]:
         """Yield the client's batches of a round; each epoch has a new order and may end with a smaller batch."""

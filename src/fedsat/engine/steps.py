@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsat.algorithms import Batch, Model, Network, Outputs, Task
-from fedsat.algorithms.base import gradient, no_examples
+from fedsat.algorithms.base import gradient, no_examples, sample_losses
 from fedsat.engine.base import BaseEngine
 from fedsat.engine.lanes import Stretch
 from fedsat.engine.network import Factors
 from fedsat.engine.threads import ThreadChoice
 from fedsat.errors import UsageError
 from fedsat.rounds.local import meter
-from fedsat.tree import State, Tree, tree_map
+from fedsat.tree import State, Tree, add, tree_map
 
 
 class StackedNetwork(Network, Protocol):
@@ -156,14 +156,24 @@ def stepping_task(engine: BaseEngine, network: StackedNetwork, plan: Plan, lanes
 def advance(engine: BaseEngine, network: StackedNetwork, task: Task, lanes: Lanes, batch: Batch, padded: bool) -> None:
     """Take one step in all lanes: the stacked counterpart of the sequential engine's inner loop."""
     algorithm = engine.algorithm
-    leaves = {name: tensor.detach().requires_grad_() for name, tensor in lanes.params.items()}
-    factors: list[Factors] | None = [] if algorithm.descends else None
-    outputs = network.train(leaves, lanes.buffers, batch.x, batch.real if padded else None, factors)
-    losses, lanes.costs = algorithm.objective.loss(lanes.costs, outputs, batch)
-    penalty = algorithm.penalty(task, lanes.carry, outputs, batch)
-    if penalty is not None:
-        losses = losses + penalty
-    means = torch.where(batch.real, losses, 0).sum(1) / batch.real.sum(1) if padded else losses.mean(1)
+
+    def costs_at(point: Tree, buffers: Tree, factors: list[Factors] | None) -> tuple[Tree, Tensor, Tree]:
+        leaves = {name: tensor.detach().requires_grad_() for name, tensor in point.items()}
+        outputs = network.train(leaves, buffers, batch.x, batch.real if padded else None, factors)
+        losses, after = sample_losses(algorithm, task, lanes.carry, lanes.costs, outputs, batch)
+        means = torch.where(batch.real, losses, 0).sum(1) / batch.real.sum(1) if padded else losses.mean(1)
+        return leaves, means, after
+
+    @torch.enable_grad()
+    def gradient_at_params() -> Tree:
+        leaves, means, _ = costs_at(lanes.params, tree_map(torch.clone, lanes.buffers), None)
+        return gradient(means, leaves)
+
+    with torch.no_grad():
+        perturbation = algorithm.perturbation(task, lanes.carry, lanes.params, gradient_at_params)
+    point = lanes.params if perturbation is None else add(lanes.params, perturbation)
+    factors: list[Factors] | None = [] if algorithm.descends and perturbation is None else None
+    leaves, means, lanes.costs = costs_at(point, lanes.buffers, factors)
     if factors is None:
         grads = gradient(means, leaves)
         with torch.no_grad():
