@@ -24,12 +24,14 @@ from fedsat.algorithms.fedsat import FedSat
 from fedsat.algorithms.footprint import Footprint, footprint
 from fedsat.algorithms.moon import Moon
 from fedsat.algorithms.objective import CrossEntropy, Objective, objectives
+from fedsat.algorithms.optimizer import SGD, optimizers
 from fedsat.algorithms.psl import PredictionSensitiveLoss
 from fedsat.algorithms.pwa import PrioritizedClassWeights
 from fedsat.algorithms.scaffold import Scaffold
 from fedsat.algorithms.weighting import BySamples, ClientWeights, Uniform, Weighting, weightings
 
 __all__ = [
+    "SGD",
     "Aggregator",
     "Algorithm",
     "Batch",
@@ -64,5 +66,6 @@ __all__ = [
     "algorithms",
     "footprint",
     "objectives",
+    "optimizers",
     "weightings",
 ]

@@ -14,11 +14,10 @@ from torch import Tensor
 
 from fedsat.algorithms import Batch, Model, Network, Outputs, Task
 from fedsat.algorithms.base import gradient, no_examples
-from fedsat.engine.base import BaseEngine
+from fedsat.engine.base import BaseEngine, take_step
 from fedsat.engine.lanes import Stretch
 from fedsat.engine.network import Factors
 from fedsat.engine.threads import ThreadChoice
-from fedsat.errors import UsageError
 from fedsat.rounds.local import meter
 from fedsat.tree import State, Tree, tree_map
 
@@ -92,6 +91,7 @@ class Plan:
 
     start: Model
     received: State
+    lr: float
     table: Tensor
     """Sample indices, [steps, L, B]; see `lanes.batch_rows` for padding."""
     crops: Tensor | None
@@ -146,10 +146,11 @@ def stepping_task(engine: BaseEngine, network: StackedNetwork, plan: Plan, lanes
         received=plan.received,
         state=lanes.state,
         class_counts=lanes.class_counts,
-        lr=engine.training.lr,
+        lr=plan.lr,
         epochs=engine.training.epochs,
         network=network,
         examples=no_examples,
+        optimizer=engine.training.optimizer,
     )
 
 
@@ -157,7 +158,7 @@ def advance(engine: BaseEngine, network: StackedNetwork, task: Task, lanes: Lane
     """Take one step in all lanes: the stacked counterpart of the sequential engine's inner loop."""
     algorithm = engine.algorithm
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in lanes.params.items()}
-    factors: list[Factors] | None = [] if algorithm.descends else None
+    factors: list[Factors] | None = [] if algorithm.descends and task.optimizer.plain else None
     outputs = network.train(leaves, lanes.buffers, batch.x, batch.real if padded else None, factors)
     losses, lanes.costs = algorithm.objective.loss(lanes.costs, outputs, batch)
     penalty = algorithm.penalty(task, lanes.carry, outputs, batch)
@@ -167,11 +168,7 @@ def advance(engine: BaseEngine, network: StackedNetwork, task: Task, lanes: Lane
     if factors is None:
         grads = gradient(means, leaves)
         with torch.no_grad():
-            lanes.params, carry = algorithm.step(task, lanes.carry, lanes.params, grads)
-        if carry.keys() != lanes.carry.keys():
-            name = type(algorithm).__name__
-            raise UsageError(f"{name}.step returned {sorted(carry)}, but {name}.begin returned {sorted(lanes.carry)}")
-        lanes.carry = carry
+            lanes.params, lanes.carry = take_step(algorithm, task, lanes.carry, lanes.params, grads)
     else:
         with torch.no_grad():
             pull = algorithm.pull(task, lanes.carry, lanes.params)
