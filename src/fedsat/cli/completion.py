@@ -31,6 +31,16 @@ ALGORITHMS = [
     "scaffold",
 ]
 DATASETS = ["mnist-mini", "mnist", "fashion-mnist", "cifar10", "cifar100"]
+METRICS = [
+    "accuracy",
+    "balanced_accuracy",
+    "loss",
+    "worst_class_recall",
+    "worst_client_accuracy",
+    "client_accuracy_p10",
+    "client_accuracy_median",
+    "client_accuracy_max",
+]
 PARTS = ["psl", "logit-calibration", "pwa", "uniform", "median", "trimmed-mean", "damped-mean", "multi-krum"]
 
 VALUES: dict[str, list[str]] = {
@@ -40,6 +50,9 @@ VALUES: dict[str, list[str]] = {
     "--partition": ["iid", "ls", "lsmc", "lqsmc", "quantity", "natural", "file"],
     "--model": ["mlp", "lenet5", "resnet8", "resnet18"],
     "--attack": ["none", "sign-flip", "label-flip", "scale", "noise", "free-rider", "lying-worker"],
+    "--optimizer": ["sgd"],
+    "--lr-schedule": ["constant", "exponential", "step", "cosine"],
+    "--early-stop": METRICS,
     "--with": PARTS,
     "--without": [*PARTS, "correction"],
     "--augment": ["none", "crop-flip"],
@@ -69,7 +82,7 @@ def _run_options(*, without: Iterable[str], also: Iterable[str]) -> list[str]:
 
 OPTIONS: dict[str, list[str]] = {
     "run": _run_options(without=NODE_OPTIONS, also=["--out", "--callback"]),
-    "resume": ["--rounds", "--callback"],
+    "resume": ["--rounds", "--minutes", "--callback"],
     "compare": _run_options(
         without=[*NODE_OPTIONS, "--algorithm", "--with", "--without"],
         also=["--methods", "--seeds", "--grid", "--target", "--jobs", "--out", "--figures", "--table"],
@@ -87,7 +100,18 @@ OPTIONS: dict[str, list[str]] = {
 """The options of every command."""
 
 ARGUMENTS: dict[str, list[str]] = {
-    "list": ["datasets", "methods", "objectives", "weightings", "aggregators", "attacks", "models", "partitions"],
+    "list": [
+        "datasets",
+        "methods",
+        "objectives",
+        "weightings",
+        "aggregators",
+        "optimizers",
+        "schedules",
+        "attacks",
+        "models",
+        "partitions",
+    ],
     "data get": DATASETS,
     "data show": DATASETS,
 }
