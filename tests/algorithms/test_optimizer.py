@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 
-from fedsat.algorithms import SGD, FedAvg, FedLADA, FedSat, Scaffold, Uniform
+from fedsat.algorithms import SGD, FedAvg, FedLADA, FedSat, Scaffold, Task, Uniform, algorithms
 from fedsat.errors import UsageError
+from fedsat.rounds import start
+from fedsat.tree import State, Tree, tree_map
 from tests.support.byhand import Bowl, Bowls, make_task, one, values
+from tests.support.federations import make_engine
 
 
 @pytest.mark.parametrize(
@@ -77,6 +83,32 @@ def test_fedlada_takes_the_moments_of_the_decayed_gradient() -> None:
     carry = {"first": one(0), "second": one(1), "largest": one(1)}
     params, _ = FedLADA(alpha=1, beta1=0, beta2=1).step(task, carry, one(2), one(3))
     assert values(params) == pytest.approx([1.6])
+
+
+def test_the_documentation_says_what_each_method_refuses() -> None:
+    page = (Path(__file__).parents[2] / "docs/concepts/methods.md").read_text(encoding="utf-8")
+    table = page.split("\n## Local training\n")[1].split("\n\n")[1].splitlines()
+    columns = ["momentum", "weight_decay", "clip", "steps"]
+    found = {}
+    for row in table[2:]:
+        methods, *cells = (cell.strip() for cell in row.strip("|").split("|"))
+        refused = {column for column, cell in zip(columns, cells, strict=False) if cell == "refused"}
+        found.update(dict.fromkeys(methods.split(", "), refused))
+    assert found == {name: {*algorithms.build(name).refuses} for name in algorithms}
+
+
+class Halved(FedAvg):
+    """A step that knows nothing of the optimizer."""
+
+    def step(self, task: Task, carry: State, params: Tree, grads: Tree) -> tuple[Tree, State]:
+        return tree_map(lambda p, g: p - task.lr * g / 2, params, grads), {}
+
+
+def test_a_method_with_a_step_of_its_own_refuses_what_it_would_ignore() -> None:
+    assert Halved().refuses.keys() == {"momentum", "nesterov", "weight_decay", "clip"}
+    engine = make_engine(Halved(), local={"optimizer": SGD(momentum=0.5)})
+    with pytest.raises(UsageError, match=r"Halved.step returned the carry \[\], .* \['optimizer.velocity'\]"):
+        engine.train(start(engine).server, np.array([0]), {}, 1)
 
 
 def test_nesterov_needs_momentum() -> None:

@@ -33,7 +33,7 @@ from fedsat.algorithms.objective import CrossEntropy, Objective, objectives
 from fedsat.algorithms.optimizer import SGD
 from fedsat.algorithms.weighting import BySamples, Weighting, weightings
 from fedsat.errors import UsageError
-from fedsat.options import Option, Registry, check
+from fedsat.options import Option, Registry, check, options_of
 from fedsat.tree import State, Tree, add, expand, per_client, tree_map
 
 
@@ -154,8 +154,11 @@ class Algorithm:
 
     @property
     def refuses(self) -> Mapping[str, str]:
-        """Settings of local training under which the method's formulas do not hold, by name, with the reasons."""
-        return {}
+        """Settings of local training under which the method's formulas do not hold, by name, with the reasons.
+
+        A method with its own `step` refuses every option of the optimizer, unless it says otherwise.
+        """
+        return {} if type(self).step is Algorithm.step else dict.fromkeys(options_of(SGD), "it has a step of its own")
 
     def initial_memory(self, model: Model) -> State:
         """Return the server's memory before the first round."""

@@ -41,7 +41,7 @@ class SGD:
     @property
     def plain(self) -> bool:
         """Whether a step is θ ← θ − η g. Engines may then take it in place."""
-        return not (self.momentum or self.weight_decay or self.clip)
+        return type(self) is SGD and not (self.momentum or self.weight_decay or self.clip)
 
     def begin(self, params: Tree) -> State:
         """Return what the optimizer carries from step to step."""
