@@ -131,15 +131,17 @@ class Run:
     @property
     def model(self) -> Model:
         """The current global model; at the end of a run with `restore_best`, the best one."""
-        restored = self.restored and self.state.best
-        return restored or self.training.server.model
+        best = self.state.best if self.restored is not None else None
+        return best or self.training.server.model
 
     @property
     def restored(self) -> dict[str, Any] | None:
         """The round and metric of the best model, if the completed run has returned to it."""
         metric = self.setup.watched
+        if self.status != "completed" or not self.setup.config.restore_best:
+            return None
         best = best_record(self.records, metric)
-        if not self.setup.config.restore_best or self.status != "completed" or best is None:
+        if best is None:
             return None
         return {"round": best.round, "metric": metric.name, "value": best.metrics[metric.name]}
 

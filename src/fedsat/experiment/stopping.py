@@ -1,6 +1,7 @@
 """Built-in callbacks that end a run before its last round: early stopping and a time budget.
 
-Both decide from the recorded rounds alone, so a resumed run stops where the uninterrupted one would have.
+Both decide from the recorded rounds alone, so a resumed run needs no further state: the rounds without a gain and the
+seconds used are in its records.
 """
 
 from __future__ import annotations
