@@ -47,12 +47,19 @@ def generated_files() -> dict[str, str | bytes]:
 
 def configuration_page() -> str:
     """Every setting of a run with its type, default and meaning."""
-    from fedsat.algorithms import Algorithm, aggregators, algorithms, objectives, weightings  # noqa: PLC0415
+    from fedsat.algorithms import (  # noqa: PLC0415
+        Algorithm,
+        aggregators,
+        algorithms,
+        objectives,
+        optimizers,
+        weightings,
+    )
     from fedsat.data import partitions  # noqa: PLC0415
     from fedsat.experiment.config import Config  # noqa: PLC0415
     from fedsat.models import FROM_DATA, models  # noqa: PLC0415
     from fedsat.options import options_of  # noqa: PLC0415
-    from fedsat.rounds import attacks  # noqa: PLC0415
+    from fedsat.rounds import attacks, lr_schedules  # noqa: PLC0415
 
     lines = [
         "# Configuration",
@@ -87,6 +94,8 @@ def configuration_page() -> str:
         ("Aggregators", "`aggregator`, an option of every method", aggregators, {}),
         ("Partitions", "`partition`", partitions, {}),
         ("Models", "`model`", models, {}),
+        ("Optimizers", "`optimizer`", optimizers, {}),
+        ("Learning-rate schedules", "`lr_schedule`", lr_schedules, {}),
         ("Attacks", "`attack`", attacks, {}),
     ]
     for title, where, registry, shared in kinds:
@@ -125,6 +134,7 @@ def values(field: Any) -> str:
         return "a list of numbers"
     words = {int: "whole number", float: "number", bool: "`true`, `false`", str: "text", Path: "path"}
     word = words.get(kinds[0] if kinds else kind, "a name" if field.name == "model" else "any")
+    others = "".join(f" or `{other}`" for part in kinds for other in typing.get_args(part))
     bounds = [
         f"{sign} {limit:g}"
         for sign, limit in (
@@ -135,12 +145,12 @@ def values(field: Any) -> str:
         )
         if limit is not None
     ]
-    return " ".join([word, ", ".join(bounds)]).strip()
+    return " ".join([word, ", ".join(bounds)]).strip() + others
 
 
 def anchor(kind: str) -> str:
     """The heading on the configuration page that lists parts of a kind."""
-    return {"algorithm": "methods"}.get(kind, f"{kind}s".replace(" ", "-"))
+    return {"algorithm": "methods", "lr_schedule": "learning-rate-schedules"}.get(kind, f"{kind}s".replace(" ", "-"))
 
 
 def default(field: Any) -> str:

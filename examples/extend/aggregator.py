@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from fedsat.algorithms import Aggregator
-from fedsat.algorithms.aggregator import norms
 from fedsat.options import Option
-from fedsat.tree import Tree, tree_map, weighted_sum
+from fedsat.tree import Tree, norms, tree_map, weighted_sum
 
 
 @dataclass(frozen=True)

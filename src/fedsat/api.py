@@ -53,15 +53,16 @@ def resume(
     folder: str | Path,
     *,
     rounds: int | None = None,
+    minutes: float | None = None,
     dataset: Dataset | None = None,
     callbacks: Callbacks = (),
     progress: bool | None = None,
 ) -> Run:
-    """Continue the run in `folder` from its last checkpoint, or to more rounds than it had.
+    """Continue the run in `folder` from its last checkpoint, or to more rounds or minutes than it had.
 
     A run that was started with a dataset object needs it again: `dataset`.
     """
-    loaded = restore(Path(folder), rounds, dataset)
+    loaded = restore(Path(folder), rounds, dataset, minutes)
     train_shown(_display(progress), loaded, callbacks=callbacks)
     return loaded
 

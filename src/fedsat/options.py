@@ -18,7 +18,7 @@ import math
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -116,10 +116,7 @@ def coerce(value: Any, kind: Any, label: str) -> Any:
             raise unknown(label, str(value), map(str, arguments))
         return value
     if origin in (typing.Union, types.UnionType):
-        if value is None and type(None) in arguments:
-            return None
-        named, *others = (a for a in arguments if a is not type(None))
-        return value if isinstance(value, tuple(others)) else coerce(value, named, label)
+        return _coerce_one_of(value, arguments, label)
     if origin is tuple:
         if isinstance(value, str) and arguments[0] is str:
             value = [item.strip() for item in value.split(",") if item.strip()]
@@ -135,6 +132,18 @@ def coerce(value: Any, kind: Any, label: str) -> Any:
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise UsageError(f"{label} is {value!r}; it must be {_in_words(kind)}")
     return value
+
+
+def _coerce_one_of(value: Any, kinds: Iterable[Any], label: str) -> Any:
+    """`value` as one of the kinds: None, a word such as that of `int | Literal["all"]`, or the first of the types."""
+    words = [word for kind in kinds for word in typing.get_args(kind)]
+    named, *others = (kind for kind in kinds if typing.get_origin(kind) is not Literal and kind is not type(None))
+    if value in words or (value is None and type(None) in kinds) or isinstance(value, tuple(others)):
+        return value
+    try:
+        return coerce(value, named, label)
+    except UsageError as error:
+        raise UsageError(" or ".join([str(error), *map(repr, words)])) from None
 
 
 def _in_words(kind: Any) -> str:

@@ -57,6 +57,14 @@ def per_client(values: Tensor, like: Tensor) -> Tensor:
     return values.to(like.dtype).reshape(-1, *([1] * (like.dim() - 1)))
 
 
+def norms(tree: Tree) -> Tensor:
+    """The Euclidean norm of each client's part of a stacked tree, [C], in float64."""
+    norm = torch.linalg.vector_norm
+    lengths = [norm(tensor.reshape(len(tensor), -1), dim=1, dtype=torch.float64) for tensor in tree.values()]
+    length: Tensor = norm(torch.stack(lengths), dim=0)
+    return length
+
+
 def weighted_sum(tree: Tree, weights: Tensor) -> Tree:
     """Σ_k w_k · tree_k over the client axis."""
     return tree_map(lambda tensor: torch.tensordot(weights.to(tensor.dtype), tensor, dims=1), tree)

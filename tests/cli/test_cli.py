@@ -55,6 +55,25 @@ def test_a_config_file_and_options_over_it(capsys: pytest.CaptureFixture[str]) -
     assert len(Path("second/metrics.jsonl").read_text().splitlines()) == 1
 
 
+def test_local_training_and_stopping(capsys: pytest.CaptureFixture[str]) -> None:
+    local = "--batch-size all --steps 2 --momentum 0.9 --nesterov --lr-schedule cosine --warmup 1"
+    code, _, err = fedsat(
+        capsys, "run", *SMALL, *local.split(), "--early-stop", "loss", "--restore-best", "--out", "run"
+    )
+    assert (code, err) == (0, "")
+    config = tomllib.loads(Path("run/config.toml").read_text())
+    assert (config["batch_size"], config["steps"], config["restore_best"]) == ("all", 2, True)
+    assert config["optimizer"] == {
+        "name": "sgd", "momentum": 0.9, "nesterov": True, "weight_decay": 0.0, "clip": 0.0,
+    }  # fmt: skip
+    assert config["lr_schedule"] == {"name": "cosine", "warmup": 1, "lowest": 0.0}
+    fedsat(capsys, "run", "run/config.toml", "--batch-size", "8", "--rounds", "2", "--out", "again")
+    assert tomllib.loads(Path("again/config.toml").read_text())["batch_size"] == 8
+    code, _, err = fedsat(capsys, "run", "--algorithm", "fedavgm", "--set", "momentum=0.5")
+    assert code == 2
+    assert "'momentum' could mean optimizer.momentum or algorithm.momentum; write it in full" in err
+
+
 def test_parts_on_and_off(capsys: pytest.CaptureFixture[str]) -> None:
     fedsat(capsys, "run", *SMALL, "--without", "psl,correction,pwa", "--out", "bare")
     fedsat(capsys, "run", *SMALL, "--algorithm", "fedavg", "--out", "fedavg")

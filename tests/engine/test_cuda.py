@@ -9,23 +9,30 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedsat.algorithms import Model, aggregators, algorithms
+from fedsat.algorithms import SGD, Model, aggregators, algorithms
 from fedsat.data import Federation
 from fedsat.engine import SequentialEngine, StackedEngine, make_engine
 from fedsat.engine.fold import FoldedNetwork
 from fedsat.models import BatchNormRelu, build_model
-from fedsat.rounds import Faults, LocalTraining, attacks, run_round, start
+from fedsat.rounds import Faults, LocalTraining, attacks, lr_schedules, run_round, start
 from fedsat.tree import expand
 from tests.support.federations import SAMPLING, furthest, image_dataset, play
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
-def engine(name: str, algorithm: Any, model: Any, lanes: int | None = 3, kind: torch.dtype = torch.float64) -> Any:
+def engine(
+    name: str,
+    algorithm: Any,
+    model: Any,
+    lanes: int | None = 3,
+    kind: torch.dtype = torch.float64,
+    training: LocalTraining = LocalTraining(1, 5, 0.05, True, 3),  # noqa: B008 (frozen)
+) -> Any:
     dataset = image_dataset()
     federation = Federation.build(dataset, {"name": "lqsmc", "classes_per_client": 2}, 9, 3)
     module, method = build_model(model, dataset.input_shape, dataset.classes, 3), algorithms.build(algorithm)
-    parts = (module, federation, method, LocalTraining(1, 5, 0.05, True, 3), torch.device("cuda"), kind)
+    parts = (module, federation, method, training, torch.device("cuda"), kind)
     if name == "sequential":
         return SequentialEngine(*parts)
     return StackedEngine(FoldedNetwork(module, method.uses_features), *parts, lanes=lanes)
@@ -38,6 +45,27 @@ def test_graphs_equal_the_sequential_engine(algorithm: str, model: Any) -> None:
     many, _ = play(engine("stacked", algorithm, model), 2)
     assert furthest(one.server.model.params, many.server.model.params) < 1e-9
     assert furthest(one.server.model.buffers, many.server.model.buffers) < 1e-9
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold", "fedsat", "fedlada"])
+def test_graphs_take_the_rate_of_the_round(algorithm: str) -> None:
+    # Rates 0.025, 0.05, 0.05, 0.005: with one rate for two rounds and another before and after.
+    schedule = lr_schedules.build({"name": "step", "decay": 0.1, "every": 2, "warmup": 1})
+    training = LocalTraining(1, 5, 0.05, True, 3, lr_schedule=schedule)
+    one, _ = play(engine("sequential", algorithm, "mlp", training=training), 4)
+    many, rounds = play(engine("stacked", algorithm, "mlp", training=training), 4)
+    assert [played.lr for played in rounds] == [0.025, 0.05, 0.05, 0.005]
+    assert furthest(one.server.model.params, many.server.model.params) < 1e-9
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold", "feddyn", "fedsat"])
+@pytest.mark.parametrize("model", ["mlp", {"name": "resnet8", "width": 4}], ids=str)
+def test_graphs_carry_the_velocity(algorithm: str, model: Any) -> None:
+    optimizer = SGD(momentum=0.8, nesterov=True, weight_decay=0.01, clip=1.0)
+    training = LocalTraining(1, "all", 0.05, True, 3, steps=7, optimizer=optimizer)
+    one, _ = play(engine("sequential", algorithm, model, training=training), 2)
+    many, _ = play(engine("stacked", algorithm, model, training=training), 2)
+    assert furthest(one.server.model.params, many.server.model.params) < 1e-9
 
 
 @pytest.mark.parametrize("attack", list(attacks))

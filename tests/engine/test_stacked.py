@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedsat.algorithms import FedAvg, algorithms
+from fedsat.algorithms import SGD, FedAvg, algorithms
 from fedsat.engine import SequentialEngine
 from fedsat.engine.base import BaseEngine
 from fedsat.engine.fold import FoldedConv2d, fold
@@ -18,8 +18,8 @@ from fedsat.engine.kernels.quick import QuickTanh, disjoint_means
 from fedsat.engine.network import Aside
 from fedsat.errors import TrainingError, UsageError
 from fedsat.models import BatchNormRelu
-from fedsat.rounds import start
-from tests.support.federations import furthest, image_dataset, make_engine, play, stacked
+from fedsat.rounds import lr_schedules, start
+from tests.support.federations import furthest, image_dataset, make_engine, play, stacked, tiny_dataset
 
 
 def assert_equal(algorithm: str, *, lanes: int | None, **options: Any) -> None:
@@ -59,6 +59,45 @@ def test_every_method_and_model(algorithm: str, model: Any) -> None:
         batch_size=5,
         lr=0.05,
     )
+
+
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "momentum": {"momentum": 0.8},
+    "nesterov": {"momentum": 0.8, "nesterov": True},
+    "decay": {"weight_decay": 0.1},
+    "clip": {"clip": 0.3},
+}
+
+
+ACCEPTED = [
+    pytest.param(algorithm, options, id=f"{algorithm}-{name}")
+    for algorithm in algorithms
+    for name, options in OPTIMIZERS.items()
+    if not options.keys() & algorithms.build(algorithm).refuses.keys()
+]
+
+
+@pytest.mark.parametrize(("algorithm", "options"), ACCEPTED)
+def test_every_method_and_optimizer(algorithm: str, options: dict[str, Any]) -> None:
+    # Five clients of 1 to 9 samples in batches of 4, so that some are partial.
+    dataset, partition = tiny_dataset(24), {"name": "quantity", "beta": 1.0}
+    local = {"optimizer": SGD(**options)}
+    assert_equal(algorithm, lanes=2, dataset=dataset, partition=partition, epochs=1, local=local)
+
+
+@pytest.mark.parametrize("batch_size", [4, "all"])
+@pytest.mark.parametrize("steps", [None, 5])
+@pytest.mark.parametrize("algorithm", ["fedsat", "elastic"])
+def test_steps_and_whole_batches(algorithm: str, steps: int | None, batch_size: Any) -> None:
+    schedule = lr_schedules.build({"name": "cosine", "warmup": 1})
+    local = {"steps": steps, "lr_schedule": schedule, "rounds": 4, "optimizer": SGD(momentum=0.5)}
+    partition = {"name": "quantity", "beta": 0.5}
+    assert_equal(algorithm, lanes=2, partition=partition, clients=9, batch_size=batch_size, local=local)
+
+
+def test_augmentation_with_steps() -> None:
+    options: dict[str, Any] = {"model": "lenet5", "dataset": image_dataset(), "augment": True, "local": {"steps": 3}}
+    assert_equal("fedavg", lanes=3, partition="ls", clients=9, **options)
 
 
 @pytest.mark.parametrize("lanes", [1, 2, None])

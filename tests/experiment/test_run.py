@@ -73,7 +73,7 @@ def test_every_measure_is_there() -> None:
     line = fedsat.run(**SMALL).records[-1]
     assert {
         "round", "train_loss", "clients", "weights", "effective_clients", "bytes_down", "bytes_up", "bytes_workers",
-        "priority_class", "class_scores", "client_scores", "metrics", "seconds",
+        "lr", "priority_class", "class_scores", "client_scores", "metrics", "seconds",
     } == set(line.to_json())  # fmt: skip
     assert set(line.metrics) == set(METRICS)
     assert set(line.seconds) == {"train", "evaluate_workers", "aggregate", "evaluate"}

@@ -30,7 +30,15 @@ CLIENTS = 5
 
 
 def settings(folder: Path, **others: Any) -> dict[str, Any]:
-    usual = {"clients": CLIENTS, "per_round": 3, "workers": 3, "rounds": 3, "epochs": 2, "batch_size": 4, "lr": 0.05}
+    usual: dict[str, Any] = {
+        "clients": CLIENTS,
+        "per_round": 3,
+        "workers": 3,
+        "rounds": 3,
+        "epochs": 2,
+        "batch_size": 4,
+        "lr": 0.05,
+    }
     partition = {"name": "ls", "beta": 0.5}
     return {"dataset": str(folder), "partition": partition, "engine": "sequential", **usual, **others}
 
@@ -82,6 +90,15 @@ def test_the_averaged_model(clouds: Path) -> None:
     together = federate(FaultyNodes(*nodes(clouds)), fedsat.configure(**table))
     for line, other in zip(together.records, alone.records, strict=True):
         assert line.models["averaged"]["recall"] == pytest.approx(other.models["averaged"]["recall"], rel=1e-5)
+
+
+def test_the_optimizer_and_the_schedule_travel(clouds: Path) -> None:
+    local = {"momentum": 0.8, "nesterov": True, "weight_decay": 0.01, "clip": 1.0, "steps": 5, "batch_size": "all"}
+    schedule = {"name": "cosine", "warmup": 1}
+    table = settings(clouds, algorithm="scaffold", **local, lr_schedule=schedule)
+    together = federate(FaultyNodes(*nodes(clouds)), fedsat.configure(**table))
+    assert_same(together, fedsat.run(**table))
+    assert [line.lr for line in together.records] == pytest.approx([0.025, 0.05, 0.025])
 
 
 def test_local_accuracies(clouds: Path) -> None:

@@ -95,6 +95,17 @@ def test_no_two_groups_have_the_same_label(tmp_path: Path) -> None:
     assert [group.label for group in groups] == ["fedsat (run)", "fedsat (other)"]
 
 
+def test_a_part_that_was_added_later_has_its_default(tmp_path: Path) -> None:
+    old = make_run(tmp_path / "a")
+    table = (old.folder / "config.toml").read_text()
+    before, _, after = table.partition("[lr_schedule]")
+    (old.folder / "config.toml").write_text(before + "[algorithm]" + after.partition("[algorithm]")[2])
+    make_run(tmp_path / "b", lr_schedule={"name": "exponential", "decay": 0.5})
+    groups = group_runs(find_runs([tmp_path]))
+    assert [group.label for group in groups] == ["lr_schedule=constant", "lr_schedule=exponential"]
+    assert common_settings(groups) == f"fedsat, {LSMC}, decay=0.5 (exponential); seed 0"
+
+
 def test_an_option_that_was_added_later_is_no_difference(tmp_path: Path) -> None:
     old = make_run(tmp_path / "a", gamma=0.5)
     path = old.folder / "config.toml"

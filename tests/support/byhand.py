@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from fedsat.algorithms import Algorithm, Batch, LocalResult, Model, Outputs, Server, Task, Updates
+from fedsat.algorithms import SGD, Algorithm, Batch, LocalResult, Model, Outputs, Server, Task, Updates
 from fedsat.rounds import Sampling, run_round, start
 from fedsat.tree import State, Tree, concatenate
 from tests.support.federations import make_engine
@@ -78,8 +78,10 @@ class Bowl:
 class Bowls:
     """A federation of bowls, played by a method's own functions, one client after another."""
 
-    def __init__(self, method: Algorithm, bowls: list[Bowl], lr: float, begin: float = 0.0) -> None:
-        self.method, self.bowls, self.lr = method, bowls, lr
+    def __init__(
+        self, method: Algorithm, bowls: list[Bowl], lr: float, begin: float = 0.0, optimizer: SGD | None = None
+    ) -> None:
+        self.method, self.bowls, self.lr, self.optimizer = method, bowls, lr, optimizer or SGD()
         model = Model(scalar(begin), {})
         self.server = Server(model, method.initial_memory(model))
         self.states: dict[int, State] = {}
@@ -96,6 +98,7 @@ class Bowls:
             sizes=torch.tensor([bowl.n for bowl in bowls]),
             uploads={name: concatenate([upload[name] for _, upload in results]) for name in results[0][1]},
             population=len(self.bowls),
+            optimizer=self.optimizer,
         )
         weights = self.method.weighting.weigh(updates, None).weights
         self.server = self.method.aggregate(self.server, updates, weights)
@@ -105,7 +108,8 @@ class Bowls:
         fresh = {name: one(*values(tree)) for name, tree in method.initial_client_state(model).items()}
         kept = self.states.get(client, fresh)
         task = make_task(1, start=model, received=method.broadcast(self.server), state=kept, lr=self.lr)
-        carry, params = method.begin(task), one(*values(model.params))
+        task, params = replace(task, optimizer=self.optimizer), one(*values(model.params))
+        carry = {**method.begin(task), **self.optimizer.begin(params)}
         for _ in range(bowl.K):
             slope = {"w": params["w"] - bowl.b}
             perturbation = method.perturbation(task, carry, params, lambda slope=slope: slope)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -49,7 +49,7 @@ def make_engine(
     partition: Spec = "iid",
     model: Spec = "mlp",
     epochs: int = 2,
-    batch_size: int = 4,
+    batch_size: int | Literal["all"] = 4,
     lr: float = 0.1,
     seed: int = 3,
     augment: bool = False,
@@ -57,15 +57,19 @@ def make_engine(
     attack: Attack | None = None,
     attackers: Indices | None = None,
     engine: Callable[..., Any] = SequentialEngine,
+    local: dict[str, Any] | None = None,
     **options: Any,
 ) -> Any:
-    """An engine on the tiny dataset, in float64; sequential unless another is asked for."""
+    """An engine on the tiny dataset, in float64; sequential unless another is asked for.
+
+    `local` holds further settings of local training.
+    """
     dataset = dataset or tiny_dataset()
     federation = Federation.build(dataset, partition, clients, seed)
     if attack is not None and attackers is not None:
         federation = attack.poison(federation, attackers)
     module = build_model(model, dataset.input_shape, dataset.classes, seed)
-    training = LocalTraining(epochs, batch_size, lr, augment, seed, stragglers)
+    training = LocalTraining(epochs, batch_size, lr, augment, seed, stragglers, **(local or {}))
     return engine(module, federation, algorithm, training, torch.device("cpu"), torch.float64, **options)
 
 

@@ -16,7 +16,7 @@ TINY: dict[str, Any] = {
 }  # fmt: skip
 
 
-def killed_after(rounds: int, folder: Path, **settings: Any) -> None:
+def killed_after(rounds: int, folder: Path, /, **settings: Any) -> None:
     """Begin a run and let it end as by SIGKILL: nothing is written once the last round was."""
     run = fedsat.prepare(fedsat.configure(**{**TINY, **settings}), folder)
     for _ in range(rounds):

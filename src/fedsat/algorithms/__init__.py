@@ -32,12 +32,14 @@ from fedsat.algorithms.fedvls import FedVLS, VacantClassDistillation
 from fedsat.algorithms.footprint import Footprint, footprint
 from fedsat.algorithms.moon import Moon
 from fedsat.algorithms.objective import CrossEntropy, Objective, objectives
+from fedsat.algorithms.optimizer import SGD, optimizers
 from fedsat.algorithms.psl import PredictionSensitiveLoss
 from fedsat.algorithms.pwa import PrioritizedClassWeights
 from fedsat.algorithms.scaffold import Scaffold
 from fedsat.algorithms.weighting import BySamples, ClientWeights, Uniform, Weighting, weightings
 
 __all__ = [
+    "SGD",
     "Aggregator",
     "Algorithm",
     "Batch",
@@ -84,5 +86,6 @@ __all__ = [
     "algorithms",
     "footprint",
     "objectives",
+    "optimizers",
     "weightings",
 ]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedsat.options import Option, Registry, check
-from fedsat.tree import Tree, tree_map, weighted_sum
+from fedsat.tree import Tree, norms, tree_map, weighted_sum
 
 
 @dataclass(frozen=True)
@@ -149,14 +149,6 @@ class MultiKrum(Robust):
         kept = torch.zeros_like(weights)
         kept[chosen] = weights[chosen]
         return kept / kept.sum()
-
-
-def norms(client_updates: Tree) -> Tensor:
-    """Return ‖θ_k − Θ‖ of every client, [K]."""
-    norm = torch.linalg.vector_norm
-    lengths = [norm(tensor.reshape(len(tensor), -1), dim=1, dtype=torch.float64) for tensor in client_updates.values()]
-    length: Tensor = norm(torch.stack(lengths), dim=0)
-    return length
 
 
 def suspected(share: float, clients: int) -> int:

@@ -6,7 +6,7 @@ Engines call them in this order, first for the local training of client k, then 
     perturbation(task, carry, params, gradient) -> tree | None  where the gradient is taken, relative to θ
     penalty(task, carry, outputs, …)   -> tensor | None  added to the objective's loss of every sample
     pull(task, carry, params)          -> tree | None    added to the gradient, independent of its value
-    step(task, carry, params, grads)   -> params, carry  one step of local training
+    step(task, carry, params, grads)   -> params, carry  one step of local training, with the run's optimizer
     end(task, carry, result)           -> state, upload  what the client keeps, what it sends besides its model
     aggregate(server, updates, weights) -> server        the next global model and the server's memory
 
@@ -26,7 +26,7 @@ are separate parts, so each can be used with any method.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar, Protocol
 
@@ -35,9 +35,10 @@ from torch import Tensor
 
 from fedsat.algorithms.aggregator import Aggregator, aggregators
 from fedsat.algorithms.objective import CrossEntropy, Objective, objective_losses, objectives
+from fedsat.algorithms.optimizer import SGD
 from fedsat.algorithms.weighting import BySamples, Weighting, weightings
 from fedsat.errors import UsageError
-from fedsat.options import Option, Registry, check
+from fedsat.options import Option, Registry, check, options_of
 from fedsat.tree import State, Tree, add, expand, per_client, tree_map
 
 
@@ -102,6 +103,8 @@ class Task:
     network: Network
     examples: Callable[[], Iterator[Batch]]
     """Iterate once over each client's samples in batches, without shuffling or augmentation; in `begin` and `end`."""
+    optimizer: SGD = SGD()
+    """The local optimizer; what it carries from step to step is part of the carry."""
 
 
 def no_examples() -> Iterator[Batch]:
@@ -133,9 +136,12 @@ class Updates:
     steps: Tensor
     """K_k, number of local steps."""
     lr: float
+    """η, the local learning rate of this round."""
     epochs: int
     population: int
     """N, the number of all clients, sampled or not."""
+    optimizer: SGD = SGD()
+    """The clients' local optimizer."""
 
 
 @dataclass(frozen=True)
@@ -152,6 +158,14 @@ class Algorithm:
 
     def __post_init__(self) -> None:
         check(self, "algorithm")
+
+    @property
+    def refuses(self) -> Mapping[str, str]:
+        """Settings of local training under which the method's formulas do not hold, by name, with the reasons.
+
+        A method with its own `step` refuses every option of the optimizer, unless it says otherwise.
+        """
+        return {} if type(self).step is Algorithm.step else dict.fromkeys(options_of(SGD), "it has a step of its own")
 
     def initial_memory(self, model: Model) -> State:
         """Return the server's memory before the first round."""
@@ -189,13 +203,14 @@ class Algorithm:
         return None
 
     def step(self, task: Task, carry: State, params: Tree, grads: Tree) -> tuple[Tree, State]:
-        """Take one local step: θ ← θ − η (∇L + pull)."""
+        """Take one local step: θ ← θ − η d, where d is what the optimizer makes of ∇L + pull."""
         pull = self.pull(task, carry, params)
-        return descend(params, grads if pull is None else add(grads, pull), task.lr), carry
+        direction, carry = task.optimizer.direction(params, grads if pull is None else add(grads, pull), carry)
+        return descend(params, direction, task.lr), carry
 
     @property
     def descends(self) -> bool:
-        """Whether `step` is the default one. Engines may then apply it in place, without storing ∇L."""
+        """Whether `step` is the default one. With a plain optimizer, engines then apply it in place, without ∇L."""
         return type(self).step is Algorithm.step
 
     def end(self, task: Task, carry: State, result: LocalResult) -> tuple[State, State]:
@@ -255,9 +270,13 @@ def client_updates(model: Model, updates: Updates) -> Tree:
     return tree_map(torch.sub, updates.model.params, model.params)
 
 
-def step_direction(start: Tree, end: Tree, lr: float, steps: Tensor) -> Tree:
-    """Return (Θ − θ_k)/(η K_k), the mean direction of a client's steps in units of a gradient."""
-    return tree_map(lambda x, y: (x - y) / (lr * per_client(steps, y)), start, end)
+def step_direction(start: Tree, end: Tree, local: Task | Updates, steps: Tensor) -> Tree:
+    """Return (Θ − θ_k)/(η K_k), the mean direction of a client's steps in units of a gradient.
+
+    With momentum, K_k is replaced by the optimizer's `effective_steps`, which makes it a weighted mean.
+    """
+    taken = local.optimizer.effective_steps(steps)
+    return tree_map(lambda x, y: (x - y) / (local.lr * per_client(taken, y)), start, end)
 
 
 def differentiable(task: Task) -> Model:

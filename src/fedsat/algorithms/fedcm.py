@@ -42,6 +42,6 @@ class FedCM(Algorithm):
 
     def aggregate(self, server: Server, updates: Updates, weights: Tensor) -> Server:
         """Update Θ as in FedAvg, and Δ ← Σ w_k (Θ − θ_k)/(η K_k)."""
-        directions = step_direction(server.model.params, updates.model.params, updates.lr, updates.steps)
+        directions = step_direction(server.model.params, updates.model.params, updates, updates.steps)
         memory = {"direction": self.aggregator.centre(directions, weights)}
         return replace(super().aggregate(server, updates, weights), memory=memory)

@@ -9,6 +9,7 @@ mean step direction, (Θ − θ_k)/(η K_k). Clients do not upload g_a because t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -42,6 +43,11 @@ class FedLADA(Algorithm):
     beta2: Annotated[float, Option("β₂, decay of the second moment", at_least=0, at_most=1)] = 0.99
     epsilon: Annotated[float, Option("ε; the second moment starts at ε²", at_least=1e-18)] = 1e-8
 
+    @property
+    def refuses(self) -> Mapping[str, str]:
+        """The method has moments of its own instead of a momentum."""
+        return {"momentum": "its own first moment is beta1"}
+
     def initial_memory(self, model: Model) -> State:
         """Return v = ε² and g_a = 0."""
         second = tree_map(lambda p: torch.full_like(p, self.epsilon**2), model.params)
@@ -57,7 +63,8 @@ class FedLADA(Algorithm):
         return {"first": zeros_like(second), "second": second, "largest": second}
 
     def step(self, task: Task, carry: State, params: Tree, grads: Tree) -> tuple[Tree, State]:
-        """Take the step θ ← θ − η (α m/√v̂ + (1−α) g_a)."""
+        """Take the step θ ← θ − η (α m/√v̂ + (1−α) g_a), where m and v̂ are moments of the clipped, decayed gradient."""
+        grads = task.optimizer.gradient(params, grads)
         first = tree_map(lambda m, g: self.beta1 * m + (1 - self.beta1) * g, carry["first"], grads)
         second = tree_map(lambda u, g: self.beta2 * u + (1 - self.beta2) * g * g, carry["second"], grads)
         largest = tree_map(torch.maximum, carry["largest"], second)
@@ -76,7 +83,7 @@ class FedLADA(Algorithm):
 
     def aggregate(self, server: Server, updates: Updates, weights: Tensor) -> Server:
         """Update Θ as in FedAvg, v ← Σ w_k v̂_k and g_a ← Σ w_k (Θ − θ_k)/(η K_k)."""
-        directions = step_direction(server.model.params, updates.model.params, updates.lr, updates.steps)
+        directions = step_direction(server.model.params, updates.model.params, updates, updates.steps)
         memory = {
             "second_moment": self.aggregator.centre(updates.uploads["second_moment"], weights),
             "direction": self.aggregator.centre(directions, weights),

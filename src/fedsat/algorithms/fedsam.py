@@ -14,11 +14,10 @@ from typing import Annotated
 
 import torch
 
-from fedsat.algorithms.aggregator import norms
 from fedsat.algorithms.base import Algorithm, Task, algorithms
 from fedsat.algorithms.weighting import Uniform, Weighting, weightings
 from fedsat.options import Option
-from fedsat.tree import State, Tree, per_client, tree_map
+from fedsat.tree import State, Tree, norms, per_client, tree_map
 
 
 @algorithms.register("fedsam")

@@ -12,6 +12,7 @@ docs/concepts/fedsat.md describes the differences from the paper.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
@@ -51,6 +52,19 @@ class FedSat(Algorithm):
         Option("units of v: the gradient of one step, or as printed in the paper, which is far smaller"),
     ] = "gradient"
     inertia: Annotated[float, Option("share of the previous v_t kept in the next one", at_least=0, below=1)] = 0.0
+
+    @property
+    def refuses(self) -> Mapping[str, str]:
+        """As printed, eq. 5–7 are about plain steps in epochs."""
+        if not (self.correction and self.scale == "paper"):
+            return {}
+        plain = 'eq. 5–7 are about plain steps; use scale="gradient"'
+        return {
+            "momentum": plain,
+            "weight_decay": plain,
+            "clip": plain,
+            "steps": 'eq. 6 divides by the epochs; use scale="gradient"',
+        }
 
     def initial_memory(self, model: Model) -> State:
         """Return v_0 = 0."""
@@ -100,7 +114,7 @@ class FedSat(Algorithm):
                 carry["gradient"],
             )
         else:
-            along = step_direction(task.start.params, result.params, task.lr, result.steps)
+            along = step_direction(task.start.params, result.params, task, result.steps)
             own = tree_map(torch.sub, along, carry["drift"])
         return {"direction": own}, {}
 
@@ -111,8 +125,8 @@ class FedSat(Algorithm):
             return moved
         if self.scale == "paper":  # eq. 6: v = (η/E)(Θ_{t+1} − Θ_t)
             factor = -updates.lr / updates.epochs
-        else:  # v = (Θ_t − Θ_{t+1}) / (η_g η K̄), where K̄ is the weighted mean number of steps
-            steps = float((weights * updates.steps).sum())
+        else:  # v = (Θ_t − Θ_{t+1}) / (η_g η K̄), K̄: weighted mean of the (effective) steps
+            steps = float((weights * updates.optimizer.effective_steps(updates.steps)).sum())
             factor = 1 / (self.server_lr * updates.lr * steps)
         direction = tree_map(lambda old, new: factor * (old - new), server.model.params, moved.model.params)
         if self.inertia:  # average over rounds, because a single round's sample of clients is noisy

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedsat.options import Registry, check
+from fedsat.options import Option, Registry, check
 from fedsat.tree import Tree, expand
 
 if TYPE_CHECKING:
@@ -54,14 +54,21 @@ class Objective:
 objectives: Registry[Objective] = Registry("objective", Objective, "objectives")
 
 
+LabelSmoothing = Annotated[
+    float, Option("share of the target that is spread evenly over all classes", at_least=0, below=1)
+]
+
+
 @objectives.register("cross-entropy")
 @dataclass(frozen=True)
 class CrossEntropy(Objective):
     """Plain cross-entropy."""
 
+    label_smoothing: LabelSmoothing = 0.0
+
     def loss(self, carry: Tree, outputs: Outputs, batch: Batch) -> tuple[Tensor, Tree]:
-        """Return −log softmax(logits)[y]."""
-        return cross_entropy(outputs.logits, batch.y), carry
+        """Return −Σ_i q_i log softmax(logits)_i; q is 1 at y and 0 elsewhere, unless labels are smoothed."""
+        return cross_entropy(outputs.logits, batch.y, self.label_smoothing), carry
 
 
 def objective_losses(
@@ -77,7 +84,9 @@ def objective_losses(
     return objective.loss(carry, outputs, batch)
 
 
-def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the cross-entropy of each sample, for any leading axes."""
-    flat = functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="none")
+def cross_entropy(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
+    """Return the cross-entropy of each sample, for any leading axes; q = (1 − smoothing) [i = y] + smoothing/m."""
+    flat = functional.cross_entropy(
+        logits.flatten(0, -2), labels.flatten(), reduction="none", label_smoothing=smoothing
+    )
     return flat.view(labels.shape)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import torch
 from torch import Tensor
 
-from fedsat.algorithms.objective import Objective, cross_entropy, objectives
+from fedsat.algorithms.objective import LabelSmoothing, Objective, cross_entropy, objectives
 from fedsat.errors import UsageError
 from fedsat.options import Option
 from fedsat.tree import Tree, expand
@@ -45,6 +45,7 @@ class PredictionSensitiveLoss(Objective):
         float, Option("τ, strength of the logit shift by the client's class shares; 0: no shift", at_least=0)
     ] = 1.0
     smoothing: Annotated[float, Option("s, added to the class shares before the logarithm", above=0)] = 0.01
+    label_smoothing: LabelSmoothing = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -89,7 +90,7 @@ class PredictionSensitiveLoss(Objective):
             own_costs = self.costs(mistakes.to(logits.dtype)).flatten(1).gather(1, cells)
         if "shift" in carry:
             logits = logits + applied_shift(carry["shift"].to(logits.dtype), predicted, batch.y)
-        return own_costs * cross_entropy(logits, batch.y), {**carry, "mistakes": mistakes}
+        return own_costs * cross_entropy(logits, batch.y, self.label_smoothing), {**carry, "mistakes": mistakes}
 
     def end(self, carry: Tree) -> Tree:
         """Keep M if the next round uses a share of it."""

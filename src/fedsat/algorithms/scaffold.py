@@ -70,7 +70,7 @@ class Scaffold(Algorithm):
         if self.controls == "I":
             control = carry["control"]
         else:
-            along = step_direction(task.start.params, result.params, task.lr, result.steps)
+            along = step_direction(task.start.params, result.params, task, result.steps)
             control = tree_map(torch.sub, along, carry["correction"])
         return {"control": control}, {"control_change": tree_map(torch.sub, control, task.state["control"])}
 

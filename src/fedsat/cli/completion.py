@@ -40,6 +40,16 @@ ALGORITHMS = [
     "fedvls",
 ]
 DATASETS = ["mnist-mini", "mnist", "fashion-mnist", "cifar10", "cifar100"]
+METRICS = [
+    "accuracy",
+    "balanced_accuracy",
+    "loss",
+    "worst_class_recall",
+    "worst_client_accuracy",
+    "client_accuracy_p10",
+    "client_accuracy_median",
+    "client_accuracy_max",
+]
 PARTS = [
     "psl",
     "logit-calibration",
@@ -62,6 +72,9 @@ VALUES: dict[str, list[str]] = {
     "--partition": ["iid", "ls", "lsmc", "lqsmc", "quantity", "natural", "file"],
     "--model": ["mlp", "lenet5", "resnet8", "resnet18"],
     "--attack": ["none", "sign-flip", "label-flip", "scale", "noise", "free-rider", "lying-worker"],
+    "--optimizer": ["sgd"],
+    "--lr-schedule": ["constant", "exponential", "step", "cosine"],
+    "--early-stop": METRICS,
     "--with": PARTS,
     "--without": [*PARTS, "correction"],
     "--augment": ["none", "crop-flip"],
@@ -81,6 +94,9 @@ OFFERED: dict[str, tuple[str, ...]] = {
     "--partition": ("partitions",),
     "--model": ("models",),
     "--attack": ("attacks",),
+    "--optimizer": ("optimizers",),
+    "--lr-schedule": ("schedules",),
+    "--early-stop": ("metrics",),
     "--with": ("objectives", "weightings", "aggregators"),
     "--without": ("objectives", "weightings", "aggregators"),
     "--metrics": ("metrics",),
@@ -105,7 +121,7 @@ def _run_options(*, without: Iterable[str], also: Iterable[str]) -> list[str]:
 
 OPTIONS: dict[str, list[str]] = {
     "run": _run_options(without=NODE_OPTIONS, also=["--out", "--callback"]),
-    "resume": ["--rounds", "--callback"],
+    "resume": ["--rounds", "--minutes", "--callback"],
     "compare": _run_options(
         without=[*NODE_OPTIONS, "--algorithm", "--with", "--without"],
         also=["--methods", "--seeds", "--grid", "--target", "--jobs", "--out", "--figures", "--table"],
@@ -129,6 +145,8 @@ ARGUMENTS: dict[str, list[str]] = {
         "objectives",
         "weightings",
         "aggregators",
+        "optimizers",
+        "schedules",
         "attacks",
         "models",
         "partitions",

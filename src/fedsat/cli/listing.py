@@ -12,7 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from fedsat.algorithms import Algorithm, aggregators, algorithms, footprint, objectives, weightings
+from fedsat.algorithms import Algorithm, aggregators, algorithms, footprint, objectives, optimizers, weightings
 from fedsat.cli.data import datasets_table
 from fedsat.data import partitions
 from fedsat.entry_points import offers, package_of
@@ -20,13 +20,15 @@ from fedsat.errors import UsageError, unknown
 from fedsat.metrics import METRICS
 from fedsat.models import FROM_DATA, models
 from fedsat.options import OptionField, Registry, options_of
-from fedsat.rounds import attacks
+from fedsat.rounds import attacks, lr_schedules
 
 KINDS: dict[str, Registry[Any]] = {
     "methods": algorithms,
     "objectives": objectives,
     "weightings": weightings,
     "aggregators": aggregators,
+    "optimizers": optimizers,
+    "schedules": lr_schedules,
     "attacks": attacks,
     "models": models,
     "partitions": partitions,
@@ -37,6 +39,8 @@ USES = {
     "objectives": "The loss of a sample. Use --with NAME or --set objective=NAME.",
     "weightings": "The weight of a client in the mean. Use --with NAME or --set weighting=NAME.",
     "aggregators": "How the updates of a round are combined. Use --with NAME or --set aggregator=NAME.",
+    "optimizers": "How clients take their steps. Use --momentum and the like, or --optimizer NAME and --set.",
+    "schedules": "The learning rate over the rounds. Use --lr-schedule NAME, and --set for options.",
     "attacks": "What malicious clients do. Use --attack NAME with --attackers SHARE, and --set for options.",
     "models": "The network that is trained. Use --model NAME, and --set for options.",
     "partitions": "How samples are split among clients. Use --partition NAME, and --set for options.",

@@ -11,11 +11,13 @@ from typing import Annotated, Any
 
 import typer
 
+from fedsat.algorithms import SGD
 from fedsat.cli.sections import MACHINE, ORDER, OTHER, OUTPUT, SECTIONS, flag, section_of
 from fedsat.errors import UsageError
 from fedsat.experiment.config import Config, override, parse_value, read
 from fedsat.experiment.parts import part_names
 from fedsat.options import OptionField, options_of
+from fedsat.rounds import LrSchedule
 
 PARTITION_OPTIONS = {
     "classes_per_client": (int, "classes of each client (lsmc), or the fewest a client can have (lqsmc)"),
@@ -23,8 +25,15 @@ PARTITION_OPTIONS = {
 }
 """Options of the partition that the command line has as options of its own."""
 
+PART_OPTIONS: dict[str, str] = {
+    **dict.fromkeys(PARTITION_OPTIONS, "partition"),
+    **dict.fromkeys(options_of(SGD), "optimizer"),
+    **dict.fromkeys(options_of(LrSchedule), "lr_schedule"),
+}
+"""All options of parts that the command line has as options of its own, and the setting that holds the part."""
+
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
-METAVARS = {int: "N", float: "NUMBER", str: "NAME"}
+METAVARS: dict[Any, str | None] = {int: "N", float: "NUMBER", str: "NAME", bool: None}
 
 AtOnce = Annotated[
     int,
@@ -80,7 +89,7 @@ def settings_table(given: dict[str, Any]) -> dict[str, Any]:
     config_file, sets = given.pop("config_file"), given.pop("set_", None) or []
     on, off = given.pop("with_", None), given.pop("without", None)
     settings = [
-        (f"partition.{key}" if key in PARTITION_OPTIONS else key, value)
+        (f"{PART_OPTIONS[key]}.{key}" if key in PART_OPTIONS else key, value)
         for key, value in given.items()
         if value is not None
     ]
@@ -114,6 +123,8 @@ def _parameters() -> list[inspect.Parameter]:
         inspect.Parameter("config_file", KEYWORD, default=None, annotation=Annotated[Path | None, file]),
         *_options(Config),
         *(_option(name, kind, text, METAVARS[kind]) for name, (kind, text) in PARTITION_OPTIONS.items()),
+        *_options(SGD),
+        *_options(LrSchedule),
         _option("with_", str, parts, "PARTS"),
         _option("without", str, "parts to remove from the method, such as psl, correction, pwa", "PARTS"),
         _option("set_", list[str], "any other setting, such as gamma=0.5; can be repeated", "KEY=VALUE"),
@@ -125,12 +136,19 @@ def _options(part: type) -> list[inspect.Parameter]:
     parameters = []
     for name, field in options_of(part).items():
         kind = _flag_type(field.type)
-        parameters.append(_option(name, kind, _help_text(field), METAVARS[kind]))
+        words = [word for part in typing.get_args(field.type) for word in typing.get_args(part)]
+        metavar = "|".join([METAVARS[kind] or "", *words]) if words else METAVARS[kind]
+        parameters.append(_option(name, kind, _help_text(field), metavar, parse_value if words else None))
     return parameters
 
 
-def _option(name: str, kind: Any, text: str, metavar: str) -> inspect.Parameter:
-    info = typer.Option(flag(name), help=text, metavar=metavar, show_default=False, rich_help_panel=section_of(name))
+def _option(
+    name: str, kind: Any, text: str, metavar: str | None, parser: Callable[[str], Any] | None = None
+) -> inspect.Parameter:
+    """One parameter; `parser` reads a value that is a number or a word."""
+    info = typer.Option(
+        flag(name), help=text, metavar=metavar, parser=parser, show_default=False, rich_help_panel=section_of(name)
+    )
     return inspect.Parameter(name, KEYWORD, default=None, annotation=Annotated[kind | None, info])
 
 
@@ -145,8 +163,8 @@ def _ordered(parameters: list[inspect.Parameter]) -> list[inspect.Parameter]:
 
 
 def _flag_type(kind: Any) -> Any:
-    """The type that the command line converts a setting to: numbers, or else text."""
-    kinds = {part for part in (kind, *typing.get_args(kind)) if part in (int, float)}
+    """The type that the command line converts a setting to: numbers, switches, or else text."""
+    kinds = {part for part in (kind, *typing.get_args(kind)) if part in (int, float, bool)}
     return kinds.pop() if kinds else str
 
 
@@ -158,4 +176,5 @@ def _help_text(field: OptionField) -> str:
     default = field.default
     if field.option.among is not None:
         default = field.option.among.name_of(default)
-    return text if default in (None, ()) else f"{text} [default: {default}]"
+    without = default is None or default is False or default in ((), "")
+    return text if without else f"{text} [default: {default}]"

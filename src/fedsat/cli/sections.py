@@ -7,6 +7,7 @@ complete options quickly.
 from __future__ import annotations
 
 DATA, FEDERATION, METHOD, TRAINING = "Data", "Federation", "Method", "Training"
+OPTIMIZER, STOPPING = "Local optimizer", "Stopping"
 COMPARISON, FAULTS, EVALUATION = "Comparison", "Faults and attacks", "Evaluation"
 NODES, MACHINE, OUTPUT, OTHER = "Real nodes", "Machine", "Output", "Options"
 
@@ -15,7 +16,9 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     FEDERATION: ("clients", "per_round", "workers"),
     METHOD: ("algorithm", "with_", "without"),
     COMPARISON: (),
-    TRAINING: ("model", "rounds", "epochs", "batch_size", "lr", "average", "seed"),
+    TRAINING: ("model", "rounds", "epochs", "steps", "batch_size", "lr", "lr_schedule", "warmup", "average", "seed"),
+    OPTIMIZER: ("optimizer", "momentum", "nesterov", "weight_decay", "clip"),
+    STOPPING: ("early_stop", "patience", "min_gain", "restore_best", "minutes"),
     NODES: ("min_fraction", "timeout", "retries", "wait", "worker_counts", "test"),
     FAULTS: ("dropout", "stragglers", "attack", "attackers", "max_norm"),
     EVALUATION: ("evaluate_every", "client_accuracy", "metrics"),

@@ -55,14 +55,17 @@ def resume(
     rounds: Annotated[
         int | None, typer.Option(help="rounds in total [default: those of the run]", min=1, show_default=False)
     ] = None,
+    minutes: Annotated[
+        float | None, typer.Option(help="minutes in total [default: those of the run]", min=0, show_default=False)
+    ] = None,
     callback: Hooks = None,
 ) -> None:
-    """Continue a run from its last checkpoint, or to more rounds.
+    """Continue a run from its last checkpoint, or to more rounds or minutes.
 
     The result is the same as that of a run without interruption.
     """
     callbacks = experiment.find_callbacks(callback or [])
-    _carry_out(Console(), experiment.restore(folder, rounds), folder, callbacks)
+    _carry_out(Console(), experiment.restore(folder, rounds, minutes=minutes), folder, callbacks)
 
 
 def _carry_out(console: Console, prepared: Run, folder: Path, callbacks: Callbacks) -> None:

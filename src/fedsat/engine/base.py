@@ -11,13 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedsat.algorithms import Algorithm, Batch, Model, Network, Server, Updates
+from fedsat.algorithms import Algorithm, Batch, Model, Network, Server, Task, Updates
 from fedsat.algorithms.weighting import with_statement
 from fedsat.data import Federation
 from fedsat.engine.capacity import evaluation_batch
 from fedsat.engine.evaluate import Counter
 from fedsat.engine.examples import Examples
 from fedsat.engine.network import initial_weights
+from fedsat.errors import UsageError
 from fedsat.metrics import ClassCounts, ClientAccuracy, Evaluation, Floats
 from fedsat.rounds.local import LocalTraining
 from fedsat.rounds.round import Traffic, count_traffic
@@ -29,6 +30,15 @@ def tuned_kernels() -> AbstractContextManager[None]:
     """Let cuDNN choose the fastest kernel for each new shape, because a run has few shapes and repeats them often."""
     cudnn = torch.backends.cudnn
     return cudnn.flags(enabled=True, benchmark=True, deterministic=cudnn.deterministic, allow_tf32=cudnn.allow_tf32)
+
+
+def take_step(algorithm: Algorithm, task: Task, carry: State, params: Tree, grads: Tree) -> tuple[Tree, State]:
+    """Take a method's step, and check that it returns everything that is carried, including the optimizer's part."""
+    params, after = algorithm.step(task, carry, params, grads)
+    if after.keys() != carry.keys():
+        name = type(algorithm).__name__
+        raise UsageError(f"{name}.step returned the carry {sorted(after)}, but it was given {sorted(carry)}")
+    return params, after
 
 
 class BaseEngine:
@@ -86,8 +96,8 @@ class BaseEngine:
         x = x.view(*indices.shape, *x.shape[1:])
         return Batch(x.transpose(0, 1), self.train_examples.labels[indices].t(), real)
 
-    def updates(self, clients: Sequence[int], model: Model, uploads: State, steps: Tensor) -> Updates:
-        """Combine the clients' results with what the server knows about the clients."""
+    def updates(self, clients: Sequence[int], model: Model, uploads: State, steps: Tensor, lr: float) -> Updates:
+        """Combine the clients' results with what the server knows about the clients and the round."""
         counts = torch.from_numpy(self.federation.class_counts[list(clients)]).to(self.device)
         return Updates(
             clients=torch.tensor(clients),
@@ -95,9 +105,10 @@ class BaseEngine:
             uploads=with_statement(uploads, self.algorithm.weighting, counts),
             sizes=torch.from_numpy(self.federation.sizes[list(clients)]).to(self.device),
             steps=steps,
-            lr=self.training.lr,
+            lr=lr,
             epochs=self.training.epochs,
             population=self.federation.clients,
+            optimizer=self.training.optimizer,
         )
 
     def evaluate_workers(self, updates: Updates, workers: Indices) -> ClassCounts:

@@ -33,7 +33,10 @@ class GraphedSteps:
         self._counter = torch.zeros(1, dtype=torch.int64, device=engine.device)
 
     def load(self, plan: Plan) -> GraphedSteps:
-        """Prepare a round; graphs of earlier rounds are reused if the round fits into their memory."""
+        """Prepare a round; graphs of earlier rounds are reused if the round fits into their memory, at the same rate.
+
+        The rate is a constant of every captured step, whatever a method does with it, so another rate needs new graphs.
+        """
         if self._plan is None or not _fits(plan, self._plan):
             self._forget()
             self._plan = _roomy(plan)
@@ -106,7 +109,8 @@ class GraphedSteps:
 
 
 def _fits(plan: Plan, room: Plan) -> bool:
-    return all(needed <= there for needed, there in zip(plan.table.shape, room.table.shape, strict=True))
+    (steps, lanes, width), (most_steps, most_lanes, same_width) = plan.table.shape, room.table.shape
+    return plan.lr == room.lr and steps <= most_steps and lanes <= most_lanes and width == same_width
 
 
 def _roomy(plan: Plan) -> Plan:
@@ -122,7 +126,7 @@ def _roomy(plan: Plan) -> Plan:
     received: State = {name: own(tree) for name, tree in plan.received.items()}
     start = replace(plan.start, params=own(plan.start.params), buffers=own(plan.start.buffers))
     crops = None if plan.crops is None else longer(plan.crops)
-    return Plan(start, received, longer(plan.table), crops, plan.partial)
+    return Plan(start, received, plan.lr, longer(plan.table), crops, plan.partial)
 
 
 def _repeated(lanes: Lanes, count: int) -> Lanes:

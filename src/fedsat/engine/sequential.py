@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice, product
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from fedsat.algorithms import Algorithm, Batch, LocalResult, Model, Server, Task
 from fedsat.algorithms.base import checked, no_examples, sample_losses
 from fedsat.data import Federation
-from fedsat.engine.base import BaseEngine
+from fedsat.engine.base import BaseEngine, take_step
 from fedsat.engine.examples import PAD
 from fedsat.engine.network import ModuleNetwork
 from fedsat.rounds.local import LocalTraining, TrainedRound, meter, new_meters
@@ -46,11 +47,11 @@ class SequentialEngine(BaseEngine):
         """Train from what a client receives: the model and what the method broadcasts."""
         trained = []
         for client in clients.tolist():
-            task = self._task(model, received, states.get(client), client)
+            task = self._task(model, received, states.get(client), client, self.training.lr_in(round_number))
             trained.append(self._train_client(task, client, round_number))
         return TrainedRound.of(trained)
 
-    def _task(self, start: Model, received: State, state: State | None, client: int) -> Task:
+    def _task(self, start: Model, received: State, state: State | None, client: int, lr: float) -> Task:
         if state is None:
             kept = {
                 **self.algorithm.initial_client_state(start),
@@ -62,10 +63,11 @@ class SequentialEngine(BaseEngine):
             received=received,
             state=state,
             class_counts=torch.from_numpy(self.federation.class_counts[[client]]).to(self.device),
-            lr=self.training.lr,
+            lr=lr,
             epochs=self.training.epochs,
             network=self.network,
             examples=lambda: self._one_pass(client),
+            optimizer=self.training.optimizer,
         )
 
     def _train_client(self, task: Task, client: int, round_number: int) -> TrainedRound:
@@ -79,17 +81,18 @@ class SequentialEngine(BaseEngine):
             # Only dropout in user models uses torch's global generator, which is restored afterwards.
             torch.manual_seed(int(generator(self.training.seed, "dropout", round_number, client).integers(2**62)))
             with torch.no_grad():
-                carry = checked(algorithm.begin(task), f"{type(algorithm).__name__}.begin")
+                begun = checked(algorithm.begin(task), f"{type(algorithm).__name__}.begin")
+                carry = {**begun, **task.optimizer.begin(params)}
                 costs = objective.begin(task, task.state["objective"])
             for batch in self._batches(client, round_number):
                 grads, loss, costs = self._batch_gradient(stepping, carry, costs, params, buffers, batch)
                 with torch.no_grad():
-                    params, carry = algorithm.step(stepping, carry, params, grads)
+                    params, carry = take_step(algorithm, stepping, carry, params, grads)
                     meters, steps = meter(meters, loss), steps + 1
         result = LocalResult(params, _with_axis(buffers), torch.tensor([steps], device=self.device))
         with torch.no_grad():
             state, upload = algorithm.end(task, carry, result)
-        updates = self.updates([client], Model(result.params, result.buffers), upload, result.steps)
+        updates = self.updates([client], Model(result.params, result.buffers), upload, result.steps, task.lr)
         checked(state, f"{type(algorithm).__name__}.end")
         return TrainedRound(updates, [{**state, "objective": objective.end(costs)}], meters)
 
@@ -117,23 +120,21 @@ class SequentialEngine(BaseEngine):
     def _batches(self, client: int, round_number: int) -> Iterator[Batch]:
         """Yield the client's batches of a round; each epoch has a new order and may end with a smaller batch."""
         held, training = self.federation.indices(client), self.training
-        epochs = training.epochs_of(client, round_number)
+        epochs, steps = training.work_of(client, round_number, len(held))
         order = batch_order(training.seed, round_number, client, len(held), epochs)
         crops = None
         if training.augment:
             drawn = crops_and_flips(training.seed, round_number, client, len(held), epochs, PAD)
             crops = torch.from_numpy(drawn).to(self.device)
         indices = torch.from_numpy(held[order]).to(self.device)
-        for epoch in range(epochs):
-            for first in range(0, len(held), training.batch_size):
-                window = slice(first, first + training.batch_size)
-                yield self.batch(
-                    indices[epoch : epoch + 1, window], None if crops is None else crops[epoch, None, window]
-                )
+        size = training.batch_of(len(held))
+        for epoch, first in islice(product(range(epochs), range(0, len(held), size)), steps):
+            window = slice(first, first + size)
+            yield self.batch(indices[epoch : epoch + 1, window], None if crops is None else crops[epoch, None, window])
 
     def _one_pass(self, client: int) -> Iterator[Batch]:
         indices = torch.from_numpy(self.federation.indices(client)).to(self.device)
-        return (self.batch(part.unsqueeze(0)) for part in torch.split(indices, self.training.batch_size))
+        return (self.batch(part.unsqueeze(0)) for part in torch.split(indices, self.training.batch_of(len(indices))))
 
 
 def _with_axis(tree: Tree) -> Tree:

@@ -50,7 +50,8 @@ class StackedEngine(BaseEngine):
     ) -> None:
         super().__init__(network, module, federation, algorithm, training, device, dtype)
         self.stacked = network
-        fitting = lanes_that_fit(module, federation.dataset.input_shape, training.batch_size, device)
+        largest = training.batch_of(int(federation.sizes.max()))
+        fitting = lanes_that_fit(module, federation.dataset.input_shape, largest, device)
         self.lanes = lanes or fitting
         self._graphed = GraphedSteps(self, network) if device.type == "cuda" else None
         self.threads = ThreadChoice(module)
@@ -112,16 +113,22 @@ class Round:
         self.engine, self.server, self.clients, self.states, self.number = engine, server, clients, states, number
         training, federation = engine.training, engine.federation
         held = [federation.indices(client) for client in clients.tolist()]
+        self.work = [training.work_of(k, number, len(own)) for k, own in zip(clients.tolist(), held, strict=True)]
+        self.width = training.batch_of(max(map(len, held)))
         orders = [
-            batch_order(training.seed, number, client, len(own), training.epochs_of(client, number))
-            for client, own in zip(clients.tolist(), held, strict=True)
+            batch_order(training.seed, number, client, len(own), epochs)
+            for client, own, (epochs, _) in zip(clients.tolist(), held, self.work, strict=True)
         ]
-        rows = [batch_rows(own[order], training.batch_size) for own, order in zip(held, orders, strict=True)]
+        rows = [
+            batch_rows(own[order], self.width)[:steps]
+            for own, order, (_, steps) in zip(held, orders, self.work, strict=True)
+        ]
         self.steps = [len(batches) for batches in rows]
         self.seats = seat_clients(self.steps, engine.lanes)
         self.plan = Plan(
             start=server.model,
             received=engine.algorithm.broadcast(server),
+            lr=training.lr_in(number),
             table=torch.from_numpy(lane_table(self.seats, rows, -1)).to(engine.device),
             crops=self._crops(held) if training.augment else None,
             partial=lane_table(self.seats, [np.any(own < 0, axis=1, keepdims=True) for own in rows], 0)[..., 0],
@@ -129,10 +136,9 @@ class Round:
 
     def _crops(self, held: Sequence[Indices]) -> Tensor:
         training, rows = self.engine.training, []
-        for client, own in zip(self.clients.tolist(), held, strict=True):
-            epochs = training.epochs_of(client, self.number)
+        for client, own, (epochs, steps) in zip(self.clients.tolist(), held, self.work, strict=True):
             drawn = crops_and_flips(training.seed, self.number, client, len(own), epochs, PAD)
-            places = batch_rows(np.arange(drawn[..., 0].size).reshape(epochs, -1), training.batch_size)
+            places = batch_rows(np.arange(drawn[..., 0].size).reshape(epochs, -1), self.width)[:steps]
             rows.append(drawn.reshape(-1, 3)[places.clip(min=0)])
         return torch.from_numpy(lane_table(self.seats, rows, 0)).to(self.engine.device)
 
@@ -170,7 +176,8 @@ class Round:
         with torch.no_grad():
             task = self._task(empty, places)
             begun = checked(algorithm.begin(task), f"{type(algorithm).__name__}.begin")
-            empty.carry = {name: _owned(tree) for name, tree in begun.items()}
+            carried = {**begun, **task.optimizer.begin(empty.params)}
+            empty.carry = {name: _owned(tree) for name, tree in carried.items()}
             empty.costs = _owned(algorithm.objective.begin(task, empty.state["objective"]))
         return empty
 
@@ -189,10 +196,8 @@ class Round:
     def _one_pass(self, places: Sequence[int]) -> Iterator[Batch]:
         """Iterate once over the samples of some clients, padded to the largest client."""
         engine = self.engine
-        rows = [
-            batch_rows(engine.federation.indices(client)[None], engine.training.batch_size)
-            for client in self.clients[list(places)].tolist()
-        ]
+        held = [engine.federation.indices(client)[None] for client in self.clients[list(places)].tolist()]
+        rows = [batch_rows(own, self.width) for own in held]
         seats = [Seat(place, place, 0, len(own)) for place, own in enumerate(rows)]
         for batch in torch.from_numpy(lane_table(seats, rows, -1)).to(engine.device):
             yield engine.batch(batch, None)
@@ -209,7 +214,8 @@ class Round:
         state = {**state, "objective": algorithm.objective.end(done.costs)}
         each = [{name: _slice(tree, place) for name, tree in state.items()} for place in range(len(leaving))]
         clients = self.clients[[seat.client for seat in leaving]].tolist()
-        return TrainedRound(engine.updates(clients, Model(done.params, done.buffers), upload, steps), each, done.meters)
+        updates = engine.updates(clients, Model(done.params, done.buffers), upload, steps, self.plan.lr)
+        return TrainedRound(updates, each, done.meters)
 
 
 def _slice(tree: Tree, place: int) -> Tree:

@@ -14,11 +14,10 @@ from torch import Tensor
 
 from fedsat.algorithms import Batch, Model, Network, Outputs, Task
 from fedsat.algorithms.base import gradient, no_examples, sample_losses
-from fedsat.engine.base import BaseEngine
+from fedsat.engine.base import BaseEngine, take_step
 from fedsat.engine.lanes import Stretch
 from fedsat.engine.network import Factors
 from fedsat.engine.threads import ThreadChoice
-from fedsat.errors import UsageError
 from fedsat.rounds.local import meter
 from fedsat.tree import State, Tree, add, tree_map
 
@@ -92,6 +91,7 @@ class Plan:
 
     start: Model
     received: State
+    lr: float
     table: Tensor
     """Sample indices, [steps, L, B]; see `lanes.batch_rows` for padding."""
     crops: Tensor | None
@@ -146,10 +146,11 @@ def stepping_task(engine: BaseEngine, network: StackedNetwork, plan: Plan, lanes
         received=plan.received,
         state=lanes.state,
         class_counts=lanes.class_counts,
-        lr=engine.training.lr,
+        lr=plan.lr,
         epochs=engine.training.epochs,
         network=network,
         examples=no_examples,
+        optimizer=engine.training.optimizer,
     )
 
 
@@ -172,16 +173,12 @@ def advance(engine: BaseEngine, network: StackedNetwork, task: Task, lanes: Lane
     with torch.no_grad():
         perturbation = algorithm.perturbation(task, lanes.carry, lanes.params, gradient_at_params)
     point = lanes.params if perturbation is None else add(lanes.params, perturbation)
-    factors: list[Factors] | None = [] if algorithm.descends and perturbation is None else None
+    factors: list[Factors] | None = [] if algorithm.descends and task.optimizer.plain and perturbation is None else None
     leaves, means, lanes.costs = costs_at(point, lanes.buffers, factors)
     if factors is None:
         grads = gradient(means, leaves)
         with torch.no_grad():
-            lanes.params, carry = algorithm.step(task, lanes.carry, lanes.params, grads)
-        if carry.keys() != lanes.carry.keys():
-            name = type(algorithm).__name__
-            raise UsageError(f"{name}.step returned {sorted(carry)}, but {name}.begin returned {sorted(lanes.carry)}")
-        lanes.carry = carry
+            lanes.params, lanes.carry = take_step(algorithm, task, lanes.carry, lanes.params, grads)
     else:
         with torch.no_grad():
             pull = algorithm.pull(task, lanes.carry, lanes.params)

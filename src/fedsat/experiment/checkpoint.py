@@ -47,7 +47,7 @@ class RunState:
     training: FederationState
     evaluation: Evaluation | None = None
     best: Model | None = None
-    best_accuracy: float = -1.0
+    """The best model so far, by `early_stop`'s metric or by accuracy; the records have its value."""
     averaged: Model | None = None
     """The running mean of the global models, where one is kept."""
 
@@ -239,7 +239,6 @@ def _body(checkpoint: Checkpoint) -> dict[str, Any]:
         "federation": checkpoint.federation,
         "lanes": checkpoint.lanes,
         "metrics": {"size": reach.size, "sha256": reach.digest.hexdigest()},
-        "best_accuracy": state.best_accuracy,
         "test_loss": None if state.evaluation is None else state.evaluation.loss,
         "made_with": checkpoint.made_with,
     }
@@ -270,7 +269,6 @@ def _checkpoint(body: dict[str, Any], tensors: dict[str, Any], reach: Reach) -> 
         training=FederationState(server, states, body["round"]),
         evaluation=evaluation,
         best=Model(**tensors["best"]) if "best" in tensors else None,
-        best_accuracy=body["best_accuracy"],
         averaged=Model(**tensors["averaged"]) if "averaged" in tensors else None,
     )
     return Checkpoint(state, reach, body["config"], body["federation"], body["lanes"], body["made_with"])

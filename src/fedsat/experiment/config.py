@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from torch import nn
 
-from fedsat.algorithms import Algorithm, algorithms
+from fedsat.algorithms import SGD, Algorithm, algorithms, optimizers
 from fedsat.data import Dataset, Partition, partitions
 from fedsat.engine import EngineName, Precision
 from fedsat.errors import UsageError, unknown
@@ -19,9 +19,16 @@ from fedsat.experiment.legacy import modern_name, modern_table, modern_value, re
 from fedsat.experiment.parts import KINDS, method_name, switch_parts
 from fedsat.models import FROM_DATA, models
 from fedsat.options import Option, OptionField, Registry, check, options_of
-from fedsat.rounds import Attack, attacks
+from fedsat.rounds import Attack, LocalTraining, LrSchedule, attacks, lr_schedules
 
-PARTS: dict[str, Registry[Any]] = {"partition": partitions, "model": models, "algorithm": algorithms, "attack": attacks}
+PARTS: dict[str, Registry[Any]] = {
+    "partition": partitions,
+    "model": models,
+    "optimizer": optimizers,
+    "lr_schedule": lr_schedules,
+    "algorithm": algorithms,
+    "attack": attacks,
+}
 """The parts of a run that have a name and options of their own: tables of the file."""
 
 
@@ -38,8 +45,20 @@ class Config:
     workers: Annotated[int, Option("w, nodes that evaluate each client's model, including itself", at_least=1)] = 15
     rounds: Annotated[int, Option("number of rounds", at_least=1)] = 60
     epochs: Annotated[int, Option("E, local epochs", at_least=1)] = 5
-    batch_size: Annotated[int, Option("B, local batch size", at_least=1)] = 16
+    steps: Annotated[
+        int | None, Option("local steps in a round, instead of epochs, the same number for every client", at_least=1)
+    ] = None
+    batch_size: Annotated[
+        int | Literal["all"], Option("B, local batch size; all: a client's samples are one batch", at_least=1)
+    ] = 16
     lr: Annotated[float, Option("η, local learning rate", above=0)] = 0.01
+    early_stop: Annotated[
+        str, Option("metric, such as worst_class_recall; the run ends when it no longer improves, or empty")
+    ] = ""
+    patience: Annotated[int, Option("rounds that early_stop waits for an improvement", at_least=1)] = 20
+    min_gain: Annotated[float, Option("smallest gain that early_stop counts as an improvement", at_least=0)] = 0.0
+    restore_best: Annotated[bool, Option("keep the best model by early_stop's metric as the final one")] = False
+    minutes: Annotated[float, Option("minutes of training after which the run ends; 0: no limit", at_least=0)] = 0.0
     augment: Annotated[Literal["none", "crop-flip"], Option("random changes to training images")] = "none"
     evaluate_every: Annotated[int, Option("rounds between evaluations", at_least=1)] = 1
     average: Annotated[
@@ -78,6 +97,8 @@ class Config:
         "lsmc"
     )
     model: Annotated[Any, Option("the network, and its options")] = "mlp"
+    optimizer: Annotated[SGD, Option("the clients' optimizer", among=optimizers)] = SGD()
+    lr_schedule: Annotated[LrSchedule, Option("the learning rate over the rounds", among=lr_schedules)] = LrSchedule()
     algorithm: Annotated[Algorithm, Option("the federated method", among=algorithms)] = algorithms.build("fedsat")
     attack: Annotated[Attack, Option("what malicious clients do", among=attacks)] = Attack()
 
@@ -91,13 +112,43 @@ class Config:
             raise UsageError(f"per_round is {self.per_round}; there are only {self.clients} clients")
         if 0 < self.max_norm < 1:
             raise UsageError(f"max_norm is {self.max_norm:g}; below 1 it could refuse everybody (0 refuses nobody)")
-        if self.stragglers and self.epochs == 1:
-            raise UsageError("stragglers do fewer epochs than others; with epochs = 1 they cannot")
+        if self.stragglers and (self.steps or self.epochs) == 1:
+            what = "steps" if self.steps else "epochs"
+            raise UsageError(f"stragglers do fewer {what} than others; with {what} = 1 they cannot")
         if (type(self.attack) is Attack) != (self.attackers == 0):
             raise UsageError(
                 f"attack is {attacks.name_of(self.attack)!r} and attackers is {self.attackers:g}; "
                 "give both, such as --attack sign-flip --attackers 0.2, or neither"
             )
+
+        self._check_training()
+
+    def _check_training(self) -> None:
+        """Refuse local training under which the method's formulas do not hold, and settings that have no effect."""
+        given = {**vars(self.optimizer), "steps": self.steps}
+        for name, why in self.algorithm.refuses.items():
+            if given.get(name):
+                raise UsageError(f"{self.method} does not take {name} (here {given[name]:g}): {why}")
+        if self.lr_schedule.warmup >= self.rounds:
+            raise UsageError(f"lr_schedule.warmup is {self.lr_schedule.warmup}; the run has {self.rounds} rounds")
+        if self.restore_best and not self.early_stop:
+            raise UsageError("restore_best needs the metric by which a model is best, such as --early-stop accuracy")
+
+    @property
+    def local_training(self) -> LocalTraining:
+        """The settings of local training."""
+        return LocalTraining(
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            lr=self.lr,
+            augment=self.augment == "crop-flip",
+            seed=self.seed,
+            stragglers=self.stragglers,
+            steps=self.steps,
+            optimizer=self.optimizer,
+            lr_schedule=self.lr_schedule,
+            rounds=self.rounds,
+        )
 
     @property
     def method(self) -> str:

@@ -28,23 +28,27 @@ from fedsat.experiment.folder import (
     write_whole,
 )  # fmt: skip
 from fedsat.experiment.run import Run, Setup
-from fedsat.rounds import start
+from fedsat.rounds import lr_schedules, start
 from fedsat.tree import Tree
 
-MAY_CHANGE = ("rounds", "checkpoint_every")
+MAY_CHANGE = ("rounds", "minutes", "checkpoint_every")
 """Settings that may change when a run is resumed."""
 
 
-def restore(path: Path, rounds: int | None = None, dataset: str | Dataset | None = None) -> Run:
+def restore(
+    path: Path, rounds: int | None = None, dataset: str | Dataset | None = None, minutes: float | None = None
+) -> Run:
     """Return the run in `path` as it was at its last checkpoint, ready to `train`.
 
-    `rounds` is a new number of rounds. `dataset` is needed if the run was started with a dataset object. Rounds that
-    were recorded after the checkpoint are removed and repeated. A run without a checkpoint yet starts again.
+    `rounds` is a new number of rounds, and `minutes` a new time budget. `dataset` is needed if the run was started with
+    a dataset object. Rounds that were recorded after the checkpoint are removed and repeated. A run without a
+    checkpoint yet starts again.
     """
     if not (path / CONFIG).is_file():
         raise UsageError(f"{path} holds no run: it has no {CONFIG}")
     config = _with_dataset(path, Config.of(read(path / CONFIG)), dataset)
-    wanted = replace(config, rounds=rounds) if rounds is not None else config
+    changes: dict[str, Any] = {"rounds": rounds, "minutes": minutes}
+    wanted = replace(config, **{key: value for key, value in changes.items() if value is not None})
     _check_worth(path, config, wanted)
     recorded = (path / RECORDS).is_file() and (path / RECORDS).stat().st_size > 0
     kept = (path / FOLDER).is_dir() or not recorded  # what others recorded is never thrown away
@@ -81,7 +85,11 @@ def _check_worth(path: Path, config: Config, wanted: Config) -> None:
     """Refuse to resume a run on real nodes, or a completed run without more rounds."""
     if (path / ON_NODES).is_file():
         raise UsageError(f"{path} was run on real nodes, which keep their clients' states, and cannot be resumed")
-    if read_summary(path).get("status") != "completed":
+    if wanted.rounds != config.rounds and config.lr_schedule.spans_run:
+        name = lr_schedules.name_of(config.lr_schedule)
+        raise UsageError(f"{path} cannot change its rounds: the {name} schedule extends over all {config.rounds}")
+    summary = read_summary(path)
+    if summary.get("status") != "completed":
         return
     if not checkpointed_rounds(path):
         more = wanted.rounds if wanted.rounds > config.rounds else "N"
@@ -89,8 +97,9 @@ def _check_worth(path: Path, config: Config, wanted: Config) -> None:
             f"{path} is complete with {config.rounds} rounds and has no checkpoint; "
             f"fedsat run {path / CONFIG} --rounds {more} starts it again"
         )
-    if wanted.rounds <= config.rounds:
-        raise UsageError(f"{path} is complete with {config.rounds} rounds; --rounds N trains for longer")
+    if wanted.rounds <= config.rounds and wanted.minutes == config.minutes:
+        why = f" ({summary['stopped']})" if "stopped" in summary else ""
+        raise UsageError(f"{path} is complete with {summary['rounds']} rounds{why}; --rounds N trains for longer")
 
 
 def _newest(checkpoints: Checkpoints, device: torch.device) -> tuple[Checkpoint | None, list[str]]:

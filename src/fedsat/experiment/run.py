@@ -22,10 +22,11 @@ from fedsat.experiment.config import Config
 from fedsat.experiment.environment import environment, pick_device
 from fedsat.experiment.folder import AVERAGED_MODEL, BEST_MODEL, RunFolder
 from fedsat.experiment.interrupt import STOPPED, sigterm_raises
+from fedsat.experiment.stopping import EarlyStopping, TimeBudget, best_record, watched
 from fedsat.experiment.summary import round_record, summarise
 from fedsat.metrics import COMPARED, Metric, RoundRecord, find_metrics, known, measure
 from fedsat.models import build_model
-from fedsat.rounds import Engine, Faults, FederationState, LocalTraining, Sampling, attacks, run_round, start, timed
+from fedsat.rounds import Engine, Faults, FederationState, Sampling, attacks, run_round, start, timed
 from fedsat.rounds.sampling import draw_attackers
 
 
@@ -43,6 +44,24 @@ class Setup:
     metrics: tuple[Metric, ...] = ()
     """The user's own metrics."""
 
+    def __post_init__(self) -> None:
+        watched(self.config.early_stop, self.metrics)
+
+    @property
+    def watched(self) -> Metric:
+        """The metric by which a model is best."""
+        return watched(self.config.early_stop, self.metrics)
+
+    @property
+    def stop_rules(self) -> list[Callback]:
+        """The built-in callbacks that the configuration asks for."""
+        config, rules = self.config, list[Callback]()
+        if config.early_stop:
+            rules.append(EarlyStopping(self.watched, config.patience, config.min_gain))
+        if config.minutes:
+            rules.append(TimeBudget(config.minutes))
+        return rules
+
     @property
     def fingerprint(self) -> str:
         """A checksum of the data and of who holds what; empty on real nodes."""
@@ -59,13 +78,10 @@ class Setup:
             raise UsageError(f"augment is {config.augment!r}, which needs images; {dataset.name} has none")
         federation = data.Federation.build(dataset, config.partition, config.clients, config.seed)
         module = build_model(config.model, dataset.input_shape, dataset.classes, config.seed)
-        training = LocalTraining(
-            config.epochs, config.batch_size, config.lr, config.augment == "crop-flip", config.seed, config.stragglers
-        )
         attackers = draw_attackers(config.seed, config.clients, config.attackers)
         attacked = config.attack.poison(federation, attackers)
         engine, note = make_engine(
-            config.engine, module, attacked, config.algorithm, training, device, config.precision
+            config.engine, module, attacked, config.algorithm, config.local_training, device, config.precision
         )
         engine.class_mixes = federation.class_counts
         notes = [text for text in (dataset.note, note) if text]
@@ -114,8 +130,20 @@ class Run:
 
     @property
     def model(self) -> Model:
-        """The current global model."""
-        return self.training.server.model
+        """The current global model; at the end of a run with `restore_best`, the best one."""
+        best = self.state.best if self.restored is not None else None
+        return best or self.training.server.model
+
+    @property
+    def restored(self) -> dict[str, Any] | None:
+        """The round and metric of the best model, if the completed run has returned to it."""
+        metric = self.setup.watched
+        if self.status != "completed" or not self.setup.config.restore_best:
+            return None
+        best = best_record(self.records, metric)
+        if best is None:
+            return None
+        return {"round": best.round, "metric": metric.name, "value": best.metrics[metric.name]}
 
     @property
     def notes(self) -> list[str]:
@@ -141,7 +169,7 @@ class Run:
         return summarise(self.records)
 
     def stop(self, reason: str) -> None:
-        """End the run after the current round, as completed; for callbacks such as early stopping."""
+        """End the run after the current round, as completed; for callbacks."""
         self.stopped = reason
 
     def run_round(self, callbacks: Sequence[Callback] = ()) -> RoundRecord:
@@ -211,9 +239,8 @@ class Run:
         record.metrics = measure(first, self.setup.metrics)
         record.models = {name: measure(one, self.setup.metrics) for name, one in zip(others, rest, strict=True)}
         state = replace(state, evaluation=replace(first, predict=None))
-        if first.accuracy > state.best_accuracy:
-            state = replace(state, best=server.model, best_accuracy=first.accuracy)
-        return state
+        best = best_record([*self.records, record], self.setup.watched) is record
+        return replace(state, best=server.model) if best else state
 
     def close(self, status: str, error: str | None = None, *, for_more: bool = True) -> None:
         """Write the last files; `status` is completed, interrupted or failed.
@@ -245,6 +272,7 @@ class Run:
         state = self.state
         summary: dict[str, Any] = {"status": status, **({"error": error} if error else {})}
         summary |= {"stopped": self.stopped} if self.stopped is not None else {}
+        summary |= {"restored": self.restored} if self.restored is not None else {}
         summary |= {"method": self.setup.config.method, **self.summary}
         if self.setup.metrics:
             summary["metrics"] = [each.description() for each in self.setup.metrics]
@@ -275,7 +303,7 @@ def train(run: Run, callbacks: Callbacks = (), *, show: RoundFunction | None = N
     error is raised again. `show` is called with every record that has been written, for a progress display. `for_more`
     leaves a checkpoint at the end, from which `resume` can continue to more rounds.
     """
-    active = as_callbacks(callbacks)
+    active = [*as_callbacks(callbacks), *run.setup.stop_rules]
     try:
         with sigterm_raises():
             for callback in active:

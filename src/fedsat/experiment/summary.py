@@ -23,6 +23,7 @@ def round_record(result: RoundResult) -> RoundRecord:
         clients=result.clients.tolist(),
         weights=client_weights.weights.tolist(),
         effective_clients=client_weights.effective_clients,
+        lr=result.lr,
         bytes_down=traffic.down,
         bytes_up=traffic.up,
         bytes_workers=traffic.workers,

@@ -36,7 +36,6 @@ from fedsat.flower.node_data import NodeConfig, federation_of, load_share, numbe
 from fedsat.flower.records import Message, MessageError
 from fedsat.metrics import ClassCounts, expected_accuracy
 from fedsat.models import build_model
-from fedsat.rounds import LocalTraining
 from fedsat.tree import Tree, expand, tree_map
 
 app = ClientApp()
@@ -151,12 +150,11 @@ def _cached_engine(run_text: str, node_items: tuple[tuple[str, object], ...], cl
     config = Config.of(run.settings)
     share = load_share(run, config, node)
     module = build_model(config.model, share.input_shape, share.classes, config.seed)
-    training = LocalTraining(config.epochs, config.batch_size, config.lr, config.augment == "crop-flip", config.seed)
     return SequentialEngine(
         module,
         federation_of(share, client, config.clients),
         config.algorithm,
-        training,
+        config.local_training,
         pick_device(str(node.get("device", config.device))),
         torch.float64 if config.precision == "float64" else torch.float32,
         half=config.precision == "bf16",

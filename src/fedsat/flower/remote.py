@@ -117,9 +117,10 @@ class RemoteEngine:
             uploads={name: self._stack(r.uploads[name] for r in own) for name in self._uploads},
             sizes=torch.tensor([reply.samples for reply in own], device=self.device),
             steps=torch.tensor([reply.steps for reply in own], device=self.device),
-            lr=self._config.lr,
+            lr=self._config.local_training.lr_in(self._members.round),
             epochs=self._config.epochs,
             population=self.clients,
+            optimizer=self._config.optimizer,
         )
         losses = torch.tensor([reply.loss for reply in own], device=self.device)
         states: list[State] = [{USED: {"round": torch.tensor(self._members.round)}} for _ in own]

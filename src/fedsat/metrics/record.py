@@ -31,6 +31,8 @@ class RoundRecord:
     """The share of workers' evaluations in both."""
     bytes_evaluate: int | None = None
     """Bytes of the evaluation on real nodes."""
+    lr: float | None = None
+    """The local learning rate; None if no client responded, or if fedsat 0.1 wrote the record."""
     seconds: dict[str, float] = field(default_factory=dict)
     priority_class: int | None = None
     class_scores: list[float] = field(default_factory=list)

@@ -58,6 +58,12 @@ class Settings:
         one = len({run.method for run in self.runs}) == 1
         return not (one and self.to_name and not self.to_name[0].startswith("algorithm."))
 
+    def owner(self, part: str, run: int) -> str:
+        """The run's part of a kind: its method, its partition, …"""
+        if part == "algorithm":
+            return self.runs[run].method
+        return str(self.tables[run].get(f"{part}.name")) if part else ""
+
     def written(self, key: str, run: int) -> str:
         """A setting as `name=value`, with the shortest name that no other setting of the run answers to."""
         value = self.tables[run].get(key)
@@ -125,19 +131,12 @@ def _changed(settings: Settings) -> list[str]:
             if key in IGNORED or stated or settings.differs(key, number) or _in_method_name(key, settings):
                 continue
             if part == "partition" or (key in defaults and value != defaults[key]):
-                found.setdefault((part, settings.written(key, number)), {})[_owner(part, run)] = None
+                found.setdefault((part, settings.written(key, number)), {})[settings.owner(part, number)] = None
     texts = []
     for (part, text), owners in found.items():
-        everyone = {_owner(part, run) for run in settings.runs}
+        everyone = {settings.owner(part, number) for number in range(len(settings.runs))}
         texts.append(text if {*owners} == everyone else f"{text} ({', '.join(owners)})")
     return texts
-
-
-def _owner(part: str, run: StoredRun) -> str:
-    """The run's part of a kind: its method, its partition, …"""
-    if part == "algorithm":
-        return run.method
-    return str(run.table[part]["name"]) if part else ""
 
 
 def _parts_only(table: Mapping[str, Any]) -> dict[str, Any]:

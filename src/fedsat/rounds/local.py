@@ -4,31 +4,49 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fedsat.algorithms import Model, Updates
+from fedsat.algorithms import SGD, Model, Updates
 from fedsat.errors import TrainingError
 from fedsat.rounds.sampling import local_epochs
+from fedsat.rounds.schedules import LrSchedule
 from fedsat.tree import State, Tree, concatenate, tree_map
 
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """Settings of local training, the same for every method: E, B, η, augmentation, and the seed."""
+    """Settings of local training, the same for every method: E, B, η, augmentation, the seed, the optimizer."""
 
     epochs: int
-    batch_size: int
+    batch_size: int | Literal["all"]
     lr: float
     augment: bool
     seed: int
     stragglers: float = 0.0
-    """Share of the clients that complete only some of the epochs."""
+    """Share of the clients that complete only some of the epochs or steps."""
+    steps: int | None = None
+    """Local steps of every client in a round, instead of epochs; small clients go through their samples again."""
+    optimizer: SGD = SGD()
+    lr_schedule: LrSchedule = LrSchedule()
+    rounds: int = 1
+    """T, the number of rounds of the run, over which the schedule may extend."""
 
-    def epochs_of(self, client: int, round_number: int) -> int:
-        """Return the number of epochs that a client completes in a round."""
-        return local_epochs(self.seed, round_number, client, self.epochs, self.stragglers)
+    def lr_in(self, round_number: int) -> float:
+        """Return η_t, the learning rate of a round."""
+        return self.lr * self.lr_schedule.factor(round_number, self.rounds)
+
+    def batch_of(self, size: int) -> int:
+        """Return the batch size of a client with `size` samples."""
+        return size if self.batch_size == "all" else self.batch_size
+
+    def work_of(self, client: int, round_number: int, size: int) -> tuple[int, int]:
+        """Return the epochs that a client with `size` samples begins in a round, and the steps that it takes."""
+        batches = -(-size // self.batch_of(size))
+        amount = local_epochs(self.seed, round_number, client, self.steps or self.epochs, self.stragglers)
+        return (-(-amount // batches), amount) if self.steps else (amount, amount * batches)
 
 
 @dataclass(frozen=True)

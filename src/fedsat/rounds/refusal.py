@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from fedsat.algorithms import Model
-from fedsat.algorithms.aggregator import norms
 from fedsat.algorithms.base import client_updates
 from fedsat.metrics import ClassCounts
 from fedsat.rounds.local import TrainedRound, diverged, finite
+from fedsat.tree import norms
 
 Refused = dict[int, str]
 """Refused nodes and the reason for each."""
@@ -27,7 +27,9 @@ def refuse_updates(
     whole = finite(trained)
     if not bool(whole.any()):
         raise diverged(trained, round_number)
-    stretches = stretch(norms(client_updates(start, trained.updates)), trained.updates.steps, whole)
+    updates = trained.updates
+    steps = updates.optimizer.effective_steps(updates.steps)
+    stretches = stretch(norms(client_updates(start, updates)), steps, whole)
     far = whole & (stretches > max_norm) if max_norm else torch.zeros_like(whole)
     if bool((whole & ~far).all()):
         return trained, {}

@@ -120,6 +120,8 @@ class RoundResult:
     client_weights: ClientWeights
     traffic: Traffic
     seconds: dict[str, float]
+    lr: float | None = None
+    """η_t, the local learning rate; None if no client responded."""
     missing: tuple[int, ...] = ()
     """Sampled clients that did not respond. If none did, the round was skipped and the model did not change."""
     refused: Refused = field(default_factory=dict)
@@ -172,7 +174,7 @@ def run_round(engine: Engine, training: FederationState, calls: Sampling, faults
     training.rounds = number
     missing = tuple(sampled[~np.isin(sampled, responded)].tolist())
     return RoundResult(
-        number, clients, trained.losses, client_weights, traffic, seconds, missing, refused, refused_workers
+        number, clients, trained.losses, client_weights, traffic, seconds, updates.lr, missing, refused, refused_workers
     )
 
 
@@ -180,7 +182,7 @@ def skipped_round(number: int, sampled: Indices, down: int) -> RoundResult:
     """Return the result of a round in which no client responded."""
     nobody = torch.zeros(0)
     return RoundResult(
-        number, sampled[:0], nobody, ClientWeights(nobody), Traffic(down, 0, 0), {}, tuple(sampled.tolist())
+        number, sampled[:0], nobody, ClientWeights(nobody), Traffic(down, 0, 0), {}, missing=tuple(sampled.tolist())
     )
 
 

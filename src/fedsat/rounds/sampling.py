@@ -74,7 +74,7 @@ def which_workers_respond(seed: int, round_number: int, workers: Indices, dropou
 
 
 def local_epochs(seed: int, round_number: int, client: int, epochs: int, stragglers: float) -> int:
-    """Return the number of epochs that a client completes: all, or fewer for a straggler (uniformly drawn)."""
+    """Return the number of epochs (or steps) that a client completes: all, or fewer for a straggler (uniform)."""
     if _spared(stragglers, np.array([client]), seed, "stragglers", round_number)[0]:
         return epochs
     return int(generator(seed, "epochs of stragglers", round_number, client).integers(1, epochs))

@@ -1,0 +1,86 @@
+"""Built-in callbacks that end a run before its last round: early stopping and a time budget.
+
+Both decide from the recorded rounds alone, so a resumed run needs no further state: the rounds without a gain and the
+seconds used are in its records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from fedsat.errors import unknown
+from fedsat.experiment.callbacks import Callback
+from fedsat.metrics import METRICS, Metric, RoundRecord
+
+if TYPE_CHECKING:
+    from fedsat.experiment.run import Run
+
+
+class StopRule(Callback):
+    """Base of callbacks that look at the records at the start and after each round, and may stop the run."""
+
+    def start(self, run: Run) -> None:
+        """Stop a run that was interrupted after its last round."""
+        self.look(run)
+
+    def round(self, run: Run, record: RoundRecord) -> None:
+        """Stop the run if it is time."""
+        del record
+        self.look(run)
+
+    def look(self, run: Run) -> None:
+        """Call `run.stop` with the reason if the run is to end."""
+        if (reason := self.reason(run.records)) is not None:
+            run.stop(reason)
+
+    def reason(self, records: Sequence[RoundRecord]) -> str | None:
+        """Return why a run with these records ends, or None if it continues."""
+        raise NotImplementedError
+
+
+class EarlyStopping(StopRule):
+    """Ends a run when a metric has not improved by more than `min_gain` for `patience` rounds."""
+
+    def __init__(self, metric: Metric, patience: int, min_gain: float = 0.0) -> None:
+        self.metric, self.patience, self.min_gain = metric, patience, min_gain
+
+    def reason(self, records: Sequence[RoundRecord]) -> str | None:
+        """Compare the rounds since the best one with the patience; only evaluated rounds can be better."""
+        best = best_record(records, self.metric, self.min_gain)
+        if best is None or records[-1].round - best.round < self.patience:
+            return None
+        value, name = best.metrics[self.metric.name], self.metric.name
+        return f"{name} has not improved for {self.patience} rounds; it was {value:.4g} in round {best.round}"
+
+
+class TimeBudget(StopRule):
+    """Ends a run when its rounds have taken this many minutes, as recorded in their `seconds`."""
+
+    def __init__(self, minutes: float) -> None:
+        self.minutes = minutes
+
+    def reason(self, records: Sequence[RoundRecord]) -> str | None:
+        """Compare the seconds of all rounds with the budget."""
+        spent = sum(sum(record.seconds.values()) for record in records)
+        return f"the budget of {self.minutes:g} minutes is used up" if spent >= 60 * self.minutes else None
+
+
+def best_record(records: Iterable[RoundRecord], metric: Metric, min_gain: float = 0.0) -> RoundRecord | None:
+    """Return the first record that no later one surpasses by more than `min_gain`; None if the metric has no value."""
+    best: RoundRecord | None = None
+    sign = 1 if metric.higher_is_better else -1
+    for record in records:
+        value = record.metrics.get(metric.name)
+        if value is not None and (best is None or sign * (value - best.metrics[metric.name]) > min_gain):
+            best = record
+    return best
+
+
+def watched(name: str, own: Iterable[Metric]) -> Metric:
+    """Return the metric that the best model is chosen by: that of `early_stop`, or accuracy if it is empty."""
+    known = {**METRICS, **{each.name: each for each in own}}
+    known.pop("recall")  # one number per class
+    if name and name not in known:
+        raise unknown("metric of early_stop:", name, known)
+    return known[name or "accuracy"]

@@ -1,0 +1,115 @@
+"""Early stopping and the time budget: when they end a run, which model is kept, and resuming."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedsat
+from fedsat.errors import UsageError
+from fedsat.experiment.folder import read_summary
+from fedsat.experiment.stopping import EarlyStopping, TimeBudget, best_record
+from fedsat.experiment.store import StoredRun
+from fedsat.metrics import METRICS, RoundRecord
+from tests.support.runs import TINY, killed_after, results
+
+STOPPING: dict[str, Any] = {
+    **TINY, "algorithm": "fedavg", "rounds": 30, "evaluate_every": 1, "lr": 3.0, "early_stop": "loss", "patience": 2,
+}  # fmt: skip
+"""A rate at which the loss soon stops falling."""
+
+
+def recorded(*values: float | None, name: str = "loss", seconds: float = 1.0) -> list[RoundRecord]:
+    """Records with a metric; rounds with None were not evaluated."""
+    return [
+        RoundRecord(number, 0.0, [], [], 1.0, 0, 0, seconds={"train": seconds}, metrics={} if v is None else {name: v})
+        for number, v in enumerate(values, start=1)
+    ]
+
+
+def test_patience_counts_rounds_since_the_best() -> None:
+    rule = EarlyStopping(METRICS["loss"], patience=3)
+    assert rule.reason([]) is None
+    assert rule.reason(recorded(5, 3, 4, 3)) is None
+    assert rule.reason(recorded(5, 3, 4, 3, 3)) == "loss has not improved for 3 rounds; it was 3 in round 2"
+    assert rule.reason(recorded(5, 3, 4, 2, 3)) is None
+    assert rule.reason(recorded(None, None, None, 5)) is None
+    assert rule.reason(recorded(None, 5, None, 6, None)) == "loss has not improved for 3 rounds; it was 5 in round 2"
+
+
+def test_a_gain_must_exceed_the_smallest_one() -> None:
+    accuracy = METRICS["accuracy"]
+    records = recorded(0.5, 0.55, 0.6, 0.61, name="accuracy")  # 0.05 in two rounds is not above 0.09; 0.1 is
+    assert best_record(records, accuracy, 0.09) is records[2]
+    assert best_record(records, accuracy) is records[3]
+    assert best_record(recorded(0.5, name="loss"), accuracy) is None
+
+
+def test_the_budget_counts_the_recorded_seconds() -> None:
+    rule = TimeBudget(0.5)
+    assert rule.reason(recorded(1, 1, seconds=14.9)) is None
+    assert rule.reason(recorded(1, 1, seconds=15)) == "the budget of 0.5 minutes is used up"
+
+
+def test_the_best_model_by_the_metric_is_the_final_one(tmp_path: Path) -> None:
+    run = fedsat.run(**STOPPING, restore_best=True, out=tmp_path)
+    losses = [record.metrics["loss"] for record in run.records]
+    best = losses.index(min(losses))
+    assert 3 <= len(losses) == best + 3 < 30
+    summary = read_summary(tmp_path)
+    assert summary["stopped"] == f"loss has not improved for 2 rounds; it was {losses[best]:.4g} in round {best + 1}"
+    assert summary["restored"] == {"round": best + 1, "metric": "loss", "value": losses[best]}
+    assert summary["loss"] == losses[-1]
+    assert run.setup.engine.evaluate([run.model], "expected")[0].loss == losses[best]
+    stored = StoredRun.read(tmp_path)
+    assert not stored.ended_early
+    model, kept = stored.model(), stored.model("best.safetensors")
+    assert all(bool((model[name] == kept[name]).all()) for name in kept)
+    assert any(bool((tensor.cpu() != model[name]).any()) for name, tensor in run.training.server.model.params.items())
+
+
+def test_a_resumed_run_stops_in_the_same_round(tmp_path: Path) -> None:
+    settings = {**STOPPING, "restore_best": True, "checkpoint_every": 1}
+    rounds = len(fedsat.run(**settings, out=tmp_path / "whole").records)
+    for after in (rounds - 1, rounds):  # also if it was killed just before it would have ended
+        killed_after(after, tmp_path / f"{after}", **settings)
+        fedsat.resume(tmp_path / f"{after}")
+        assert results(tmp_path / f"{after}") == results(tmp_path / "whole")
+
+
+def test_a_run_goes_on_with_a_larger_budget(tmp_path: Path) -> None:
+    run = fedsat.run(**TINY, minutes=1e-9, out=tmp_path)
+    assert (len(run.records), run.stopped) == (1, "the budget of 1e-09 minutes is used up")
+    with pytest.raises(UsageError, match=r"complete with 1 rounds \(the budget of 1e-09 minutes is used up\)"):
+        fedsat.resume(tmp_path)
+    fedsat.resume(tmp_path, minutes=60)
+    fedsat.run(**TINY, out=tmp_path / "whole")
+    assert results(tmp_path)["model.safetensors"] == results(tmp_path / "whole")["model.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"early_stop": "recall"}, "unknown metric of early_stop: 'recall'"),
+        ({"restore_best": True}, "restore_best needs the metric"),
+        ({"lr_schedule": {"name": "cosine", "warmup": 6}}, "lr_schedule.warmup is 6; the run has 6 rounds"),
+        ({"momentum": 0.5, "algorithm": "fedlada"}, r"fedlada does not take momentum \(here 0.5\)"),
+        ({"clip": 1, "algorithm": "fedsat:paper"}, r"fedsat:paper does not take clip \(here 1\)"),
+        ({"weight_decay": 1, "algorithm": "fedsat:paper"}, "does not take weight_decay"),
+        ({"steps": 3, "algorithm": "fedsat:paper"}, r"does not take steps \(here 3\): eq. 6"),
+        ({"steps": 1, "stragglers": 0.5}, "stragglers do fewer steps than others; with steps = 1"),
+        ({"batch_size": "most"}, "batch_size is 'most'; it must be a whole number or 'all'"),
+        ({"label_smoothing": 0.1, "algorithm": "fedlc"}, "a class that the client lacks"),
+    ],
+)
+def test_what_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        fedsat.prepare(fedsat.configure(**{**TINY, **settings}))
+
+
+def test_a_schedule_over_all_rounds_fixes_their_number(tmp_path: Path) -> None:
+    fedsat.run(**{**TINY, "rounds": 2}, lr_schedule="cosine", out=tmp_path)
+    with pytest.raises(UsageError, match=r"cannot change its rounds: the cosine schedule extends over all 2"):
+        fedsat.resume(tmp_path, rounds=4)
