@@ -1,4 +1,4 @@
-"""`python -m reproduction list`, `run`, `show` and `write`."""
+"""`python -m reproduction list`, `run`, `show`, `tune`, `study` and `write`."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from fedsat.report.progress import ConsoleDisplay, say
 from reproduction import SCALES, STUDIES, Study, find
 from reproduction.coverage import TABLES, coverage, coverage_of_tables
 from reproduction.document import spread, write_document
+from reproduction.parts import blocks, write_blocks
 from reproduction.results import Key, Result, add_results, read_all, read_results, results_file, results_of
 from reproduction.studies import ROUNDS, Cell, cells, configure, select
 from reproduction.variants import best_variants, tuned_text
@@ -170,6 +171,22 @@ def write(
 ) -> None:
     """Write the page about all kept results, and its figure."""
     say(Console(), f"page: {write_document(results, out, figure)}")
+
+
+@app.command("study")
+def study(
+    results: Results = RESULTS,
+    page: Annotated[
+        Path | None, typer.Option(help="a page to put the tables into, between their marks", show_default=False)
+    ] = None,
+) -> None:
+    """Print what each part and option of FedSat is worth, from the results of choice and defaults."""
+    studies = [find(name) for name in ("choice", "defaults")]
+    tables = blocks({(one.name, one.scale): _read(one, one.scale, results)[0] for one in studies})
+    for name, lines in tables.items():
+        typer.echo("\n".join([f"{name}:", "", *lines, ""]))
+    if page:
+        write_blocks(tables, page)
 
 
 def _choice(only: str | None) -> dict[str, list[str]]:

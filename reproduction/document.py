@@ -46,8 +46,8 @@ best other; losses are in bold. Runs with other options, or with uneven sizes of
 RANKS = """### Ranks
 
 Each method's mean rank over settings in which all methods of a line were run; rank 1 is the best. The Friedman test
-asks whether the methods differ at all. Two methods differ at the 5 % level if their mean ranks are further apart than the
-critical difference of the Nemenyi test.
+asks whether the methods differ at all. Two methods differ at the 5 % level if their mean ranks are further apart than
+the critical difference of the Nemenyi test.
 """
 
 DIFFERENCES = """### Differences
