@@ -19,6 +19,7 @@ from reproduction.leads import (
     fields,
     lead_lines,
     lead_table,
+    rank_lines,
     rank_methods,
     rank_table,
 )
@@ -40,14 +41,15 @@ GLANCE = """## At a glance
 
 FedSat with its current defaults against the best of the other methods, in every setting in which at least two others
 were run: mean of the last ten rounds over the seeds that all methods of a line have. The margin is FedSat minus the
-best other; losses are in bold. Runs with other options, or with uneven sizes of LSMC clients, are further down.
+best other; losses are in bold; n is the number of classes per client. Runs on CIFAR have `precision=bf16`. Runs with
+other options, or with uneven sizes of LSMC clients, are further down.
 """
 
 RANKS = """### Ranks
 
 Each method's mean rank over settings in which all methods of a line were run; rank 1 is the best. The Friedman test
-asks whether the methods differ at all. Two methods differ at the 5 % level if their mean ranks are further apart than
-the critical difference of the Nemenyi test.
+asks whether the methods differ at all (p). Two methods differ at the 5 % level if their mean ranks are further apart
+than the critical difference of the Nemenyi test.
 """
 
 DIFFERENCES = """### Differences
@@ -97,11 +99,16 @@ def _glance(found: Sequence[Setting], path: Path, figure: Path) -> list[str]:
     if columns:
         write_diagrams([rankings for _, _, rankings in columns], figure)
         link = Path(os.path.relpath(figure, path.parent)).as_posix()
-        parts += [RANKS, *rank_table([ranking for _, _, rankings in columns for ranking in rankings]), ""]
-        parts += [f"- {len(methods)} methods: {'; '.join(s.where for s in where)}." for methods, where, _ in columns]
+        ranked = [ranking for _, _, rankings in columns for ranking in rankings]
+        parts += [RANKS, *rank_table(ranked), "", *rank_lines(ranked)]
+        parts += [f"- Settings with {len(methods)} methods: {_places(where)}." for methods, where, _ in columns]
         parts += ["", f"![Critical-difference diagrams of the mean ranks]({link})", ""]
         parts += ["Bars connect methods whose mean ranks do not differ by more than the critical difference.", ""]
     return [*parts, DIFFERENCES, *difference_table(found), "", "By dataset:", "", *dataset_table(found), ""]
+
+
+def _places(where: Sequence[Setting]) -> str:
+    return "; ".join(setting.brief for setting in where)
 
 
 def _unrun(kept: Kept) -> str:

@@ -11,6 +11,8 @@ from reproduction.overview import MEASURES, Setting
 from reproduction.statistics import NEMENYI, bootstrap_interval, critical_difference, friedman, ranks
 from reproduction.studies import METHODS
 
+NAMES = dict(zip(MEASURES, ("accuracy", "worst class", "lowest client"), strict=True))
+"""The measures in few words."""
 CHAMPION = "fedsat"
 OTHERS = [method for method in METHODS if method != CHAMPION]
 FEWEST = 5
@@ -24,12 +26,13 @@ def contests(settings: Sequence[Setting]) -> list[Setting]:
 
 def lead_table(found: Sequence[Setting]) -> list[str]:
     """FedSat, the best of the others, and the margin between them, by each measure; losses in bold."""
-    names = [f"{name}: {CHAMPION} | best other | margin" for name in MEASURES]
-    lines = [f"| | {' | '.join(names)} | methods | seeds |", "|---|" + "---:|---|---:|" * len(MEASURES) + "---:|---:|"]
+    names = [f"{name} | best other | margin" for name in NAMES.values()]
+    lines = [f"| | {' | '.join(names)} | methods | rounds | seeds |"]
+    lines += ["|---|" + "---:|---|---:|" * len(NAMES) + "---:|" * 3]
     for setting in found:
         words = [word for column in MEASURES.values() for word in _lead(setting, column)]
-        counts = f"{len(setting.runs)} | {len(setting.seeds(setting.runs))}"
-        lines.append(f"| {setting.where} | {' | '.join(words)} | {counts} |")
+        counts = f"{len(setting.runs)} | {setting.rounds} | {len(setting.seeds(setting.runs))}"
+        lines.append(f"| {setting.brief} | {' | '.join(words)} | {counts} |")
     return lines
 
 
@@ -51,7 +54,7 @@ def lead_lines(found: Sequence[Setting]) -> list[str]:
     """By each measure, in how many settings FedSat leads, and where it does not."""
     lines = []
     for name, column in MEASURES.items():
-        leads = {setting.where: lead(setting, column) for setting in found}
+        leads = {setting.brief: lead(setting, column) for setting in found}
         lost = [f"{where} ({best} is ahead by {-by:.2f})" for where, (_, best, by) in leads.items() if by <= 0]
         text = f"- {name}: {CHAMPION} leads in {len(leads) - len(lost)} of {len(leads)} settings"
         lines.append(text + (f"; not in {'; '.join(lost)}." if lost else "."))
@@ -102,18 +105,26 @@ def rank_methods(methods: Sequence[str], where: Sequence[Setting]) -> list[Ranki
 
 def rank_table(rankings: Sequence[Ranking]) -> list[str]:
     """The mean ranks, and what the tests say about them."""
-    titles = ["Friedman p", "critical difference", f"{CHAMPION} is ahead by more than it of"]
-    lines = [f"| | {' | '.join([*METHODS, *titles])} |", "|---|" + "---:|" * (len(METHODS) + 2) + "---|"]
+    lines = [f"| | {' | '.join([*METHODS, 'p', 'critical difference'])} |", "|---|" + "---:|" * (len(METHODS) + 2)]
     for ranking in rankings:
         words = [f"{ranking.ranks[method]:.2f}" if method in ranking.ranks else "–" for method in METHODS]
-        tests = [f"{ranking.p:.1g}", f"{ranking.distance:.2f}", ", ".join(ranking.behind) or "–"]
-        lines.append(f"| {ranking.measure}, {ranking.settings} settings | {' | '.join([*words, *tests])} |")
+        tests = [f"{ranking.p:.1g}", f"{ranking.distance:.2f}"]
+        lines.append(f"| {NAMES[ranking.measure]}, {ranking.settings} settings | {' | '.join([*words, *tests])} |")
     return lines
+
+
+def rank_lines(rankings: Sequence[Ranking]) -> list[str]:
+    """By each measure, the methods that FedSat's mean rank is ahead of by more than the critical difference."""
+    return [
+        f"- {ranking.measure}, {len(ranking.ranks)} methods: {CHAMPION} is ahead of "
+        f"{', '.join(ranking.behind) or 'none'} by more than the critical difference."
+        for ranking in rankings
+    ]
 
 
 def difference_table(found: Sequence[Setting]) -> list[str]:
     """FedSat minus each other method over pairs of runs with the same setting and seed, with 95 % intervals."""
-    lines = [f"| {CHAMPION} minus | settings | pairs | {' | '.join(MEASURES)} |", "|---|" + "---:|" * 5]
+    lines = [f"| {CHAMPION} minus | settings | pairs | {' | '.join(NAMES.values())} |", "|---|" + "---:|" * 5]
     for other in OTHERS:
         where = [s for s in found if other in s.runs]
         if where:
@@ -133,7 +144,7 @@ def _mean_and_interval(groups: Sequence[Sequence[float]]) -> str:
 def dataset_table(found: Sequence[Setting]) -> list[str]:
     """The mean differences on each dataset."""
     datasets = list(dict.fromkeys(setting.dataset for setting in found))
-    titles = [f"{dataset}: {name.lower()}" for dataset in datasets for name in MEASURES]
+    titles = [f"{dataset}: {name}" for dataset in datasets for name in NAMES.values()]
     lines = [f"| {CHAMPION} minus | {' | '.join(titles)} |", "|---|" + "---:|" * len(titles)]
     for other in OTHERS:
         words = []

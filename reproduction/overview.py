@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,6 +19,17 @@ MEASURES = {
 """What is told at a glance, and the column of the results that it is."""
 
 
+BRIEF = {"classes_per_client=": "n=", "min_classes=": "n≥", "partition.sizes=skewed": "uneven sizes"}
+"""How a narrow table writes parts of a setting."""
+
+
+def brief(setting: str) -> str:
+    """A setting in few words; n is the number of classes per client."""
+    for long, short in BRIEF.items():
+        setting = setting.replace(long, short)
+    return setting
+
+
 @dataclass(frozen=True)
 class Setting:
     """A setting of a table, and the runs of the methods in it by seed."""
@@ -27,6 +38,16 @@ class Setting:
     scale: str
     extra: str
     runs: Mapping[str, Mapping[int, Result]]
+
+    @property
+    def brief(self) -> str:
+        """The setting in few words, without rounds and precision."""
+        return brief(self.where.partition(";")[0])
+
+    @property
+    def rounds(self) -> str:
+        """The number of rounds; the methods share it."""
+        return next(result.line["rounds"] for by_seed in self.runs.values() for result in by_seed.values())
 
     @property
     def dataset(self) -> str:
@@ -78,10 +99,9 @@ def _settings(study: Study, scale: str, results: Sequence[Result]) -> list[Setti
 
 def _setting(study: Study, scale: str, place: tuple[str, str], runs: Mapping[str, Mapping[int, Result]]) -> Setting:
     setting, extra = place
-    some = next(result for by_seed in runs.values() for result in by_seed.values())
-    rounds = "" if scale == "full" else f"{some.line['rounds']} rounds"
-    where = "; ".join(filter(None, (f"{study.name.removeprefix('table-')}, {setting}", extra, rounds)))
-    return Setting(where, scale, extra, runs)
+    found = Setting(f"{study.name.removeprefix('table-')}, {setting}", scale, extra, runs)
+    rounds = "" if scale == "full" else f"{found.rounds} rounds"
+    return replace(found, where="; ".join(filter(None, (found.where, extra, rounds))))
 
 
 def overview(settings: Sequence[Setting], column: str) -> list[str]:

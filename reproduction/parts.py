@@ -11,9 +11,9 @@ import numpy as np
 
 from fedsat.errors import UsageError
 from fedsat.experiment.folder import speaking_of, write_whole
-from reproduction.overview import MEASURES
+from reproduction.overview import MEASURES, brief
 from reproduction.results import Kept, Result
-from reproduction.statistics import student_interval
+from reproduction.statistics import student_half_width
 
 FIRST = ("algorithm.objective.epsilon2=2.0", "algorithm.objective.tau=0.0")
 """The loss of FedSat's first version, as the `extra` column of its runs has it."""
@@ -84,7 +84,7 @@ def contrast_table(kept: Kept, contrasts: Sequence[Contrast]) -> list[str]:
             (some, _), *_ = pairs
             words = [_worth([one.number(c) - other.number(c) for one, other in pairs]) for c in SHOWN.values()]
             what = f"`{contrast.having}` − `{contrast.lacking}`"
-            about = [contrast.part, what, "; ".join(filter(None, (some.key[1], *_changes(some)))), _loss(some)]
+            about = [contrast.part, what, brief("; ".join((some.key[1], *_changes(some)))), _loss(some)]
             lines.append(f"| {' | '.join([*about, str(len(pairs)), *words])} |")
     return lines
 
@@ -123,12 +123,11 @@ def _loss(result: Result) -> str:
 
 def _worth(differences: Sequence[float]) -> str:
     """The mean difference, with its interval where there are several seeds."""
-    mean, interval = f"{np.mean(differences):+.2f}", student_interval(differences)
-    if interval is None:
-        return mean
-    low, high = interval
-    text = f"{mean} [{low:+.2f}, {high:+.2f}]"
-    return f"**{text}**" if low > 0 or high < 0 else text
+    mean, half = float(np.mean(differences)), student_half_width(differences)
+    if half is None:
+        return f"{mean:+.2f}"
+    text = f"{mean:+.2f} ± {half:.2f}"
+    return f"**{text}**" if abs(mean) > half else text
 
 
 def write_blocks(tables: Mapping[str, Sequence[str]], page: Path) -> None:

@@ -70,9 +70,8 @@ def bootstrap_interval(groups: Sequence[Sequence[float]], seed: int = 0) -> tupl
     return float(low), float(high)
 
 
-def student_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Return the 95 % interval of the mean, mean ± t s/√n, or None for a single value."""
+def student_half_width(values: Sequence[float]) -> float | None:
+    """Return half the width of the 95 % interval of the mean, t s/√n, or None for a single value."""
     if len(values) < 2:
         return None
-    half = STUDENT[len(values) - 2] * float(np.std(values, ddof=1)) / math.sqrt(len(values))
-    return float(np.mean(values)) - half, float(np.mean(values)) + half
+    return STUDENT[len(values) - 2] * float(np.std(values, ddof=1)) / math.sqrt(len(values))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from reproduction.leads import (
     lead,
     lead_lines,
     lead_table,
+    rank_lines,
     rank_methods,
     rank_table,
 )
@@ -29,7 +31,7 @@ def setting(where: str, extra: str = "", **accuracies: list[float]) -> Setting:
     """A setting with these accuracies from seed 0 on; the other measures are ten points lower."""
     runs = {
         method: {
-            seed: Result({column: str(value - 10 * (column != ACCURACY)) for column in MEASURES.values()})
+            seed: Result({"rounds": "200", **{c: str(value - 10 * (c != ACCURACY)) for c in MEASURES.values()}})
             for seed, value in enumerate(values)
         }
         for method, values in accuracies.items()
@@ -43,7 +45,7 @@ def test_margins_are_over_the_seeds_that_all_have() -> None:
     assert lead(won, ACCURACY) == (94.0, "scaffold", 3.0)
     rows = lead_table([won, lost])[2:]
     assert rows[0].startswith("| ls, mnist, mlp | 94.00 | scaffold 91.00 | +3.00 | 84.00 | scaffold 81.00 | +3.00 |")
-    assert rows[0].endswith("| 3 | 2 |")
+    assert rows[0].endswith("| 3 | 200 | 2 |")
     assert "| **-2.50** |" in rows[1]
     expected = "- Accuracy: fedsat leads in 1 of 2 settings; not in ls, cifar10, resnet8 (scaffold is ahead by 2.50)."
     assert lead_lines([won, lost])[0] == expected
@@ -75,7 +77,10 @@ def test_mean_ranks_and_what_differs() -> None:
     assert ranking.ranks == pytest.approx({"fedavg": 5, "feddyn": 4, "fedlada": 3, "scaffold": 1.8, "fedsat": 1.2})
     assert ranking.distance == pytest.approx(2.728)
     assert ranking.behind == ["fedavg", "feddyn"]
-    assert rank_table([ranking])[2].endswith("| 2.73 | fedavg, feddyn |")
+    # χ² = 12/(5·5·6) · (25² + 20² + 15² + 9² + 6²) - 3·5·6 = 19.36; with four degrees of freedom, p = e^-9.68 · 10.68.
+    assert ranking.p == pytest.approx(10.68 * math.exp(-9.68))
+    assert rank_table([ranking])[2].endswith(" | 1.20 | 0.0007 | 2.73 |")
+    assert "5 methods: fedsat is ahead of fedavg, feddyn by" in rank_lines([ranking])[0]
     assert fields(where[:1]) == []
 
 

@@ -13,7 +13,7 @@ from reproduction.statistics import (
     friedman,
     ranks,
     spearman,
-    student_interval,
+    student_half_width,
 )
 
 
@@ -54,6 +54,8 @@ def test_bootstrap_draws_whole_groups() -> None:
 
 
 def test_student_interval() -> None:
-    # Mean 2, deviation 1, three values: 2 ± 4.303/√3.
-    assert student_interval([1.0, 2.0, 3.0]) == pytest.approx((2 - 4.303 / math.sqrt(3), 2 + 4.303 / math.sqrt(3)))
-    assert student_interval([1.0]) is None
+    # Deviation 1, three values.
+    assert student_half_width([1.0, 2.0, 3.0]) == pytest.approx(4.303 / math.sqrt(3))
+    # Deviation √2, two values.
+    assert student_half_width([1.0, 3.0]) == pytest.approx(12.706)
+    assert student_half_width([1.0]) is None
