@@ -1,4 +1,4 @@
-"""`python -m reproduction list`, `run`, `show` and `write`."""
+"""`python -m reproduction list`, `run`, `show`, `tune`, `study` and `write`."""
 
 from __future__ import annotations
 
@@ -25,11 +25,13 @@ from fedsat.experiment.jobs import Job
 from fedsat.experiment.store import ONLY_HOW, Shelf, StoredRun, identity
 from fedsat.report.progress import ConsoleDisplay, say
 from reproduction import SCALES, STUDIES, Study, find
+from reproduction.coverage import TABLES, coverage, coverage_of_tables
 from reproduction.document import spread, write_document
-from reproduction.results import Key, Result, add_results, read_results, results_file, results_of
+from reproduction.parts import blocks, write_blocks
+from reproduction.results import Key, Result, add_results, read_all, read_results, results_file, results_of
 from reproduction.studies import ROUNDS, Cell, cells, configure, select
 from reproduction.variants import best_variants, tuned_text
-from reproduction.verdict import Entry, compare, coverage, verdict_lines
+from reproduction.verdict import Entry, compare, verdict_lines
 
 app = typer.Typer(help="The paper's tables and figures: run them, and see ours beside its.", rich_markup_mode=None)
 
@@ -129,7 +131,7 @@ def show(
     """Show our results beside the paper's, cell by cell, and what they come to."""
     console, study = Console(), find(name)
     kept, used = _read(study, scale, results)
-    entries = compare(study, kept)
+    entries = compare(study, kept, unrun=True)
     for where in dict.fromkeys(entry.where for entry in entries):
         console.print(_table(where or study.title, [entry for entry in entries if entry.where == where]))
     if not any(cell.printed for cell in cells(study)):
@@ -137,6 +139,8 @@ def show(
     for line in verdict_lines(study, entries):
         say(console, line)
     say(console, f"{study.name}, {used}: {coverage(study, kept)}")
+    if study.name in TABLES:
+        say(console, coverage_of_tables(read_all(results)))
     if used == "smoke":
         say(console, "smoke is on other data with small networks: nothing here can be compared with the paper")
 
@@ -163,9 +167,26 @@ def tune(
 def write(
     results: Results = RESULTS,
     out: Annotated[Path, typer.Option(help="the page")] = Path("docs/reproduction/results.md"),
+    figure: Annotated[Path, typer.Option(help="its figure of ranks")] = Path("docs/assets/ranks.svg"),
 ) -> None:
-    """Write the page about all kept results."""
-    say(Console(), f"page: {write_document(results, out)}")
+    """Write the page about all kept results, and its figure."""
+    say(Console(), f"page: {write_document(results, out, figure)}")
+
+
+@app.command("study")
+def study(
+    results: Results = RESULTS,
+    page: Annotated[
+        Path | None, typer.Option(help="a page to put the tables into, between their marks", show_default=False)
+    ] = None,
+) -> None:
+    """Print what each part and option of FedSat is worth, from the results of choice and defaults."""
+    studies = [find(name) for name in ("choice", "defaults")]
+    tables = blocks({(one.name, one.scale): _read(one, one.scale, results)[0] for one in studies})
+    for name, lines in tables.items():
+        typer.echo("\n".join([f"{name}:", "", *lines, ""]))
+    if page:
+        write_blocks(tables, page)
 
 
 def _choice(only: str | None) -> dict[str, list[str]]:

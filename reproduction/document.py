@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from fedsat.errors import UsageError
 from fedsat.experiment.folder import speaking_of, write_whole
-from reproduction.overview import MEASURES, overview
-from reproduction.results import Result, made_with, read_results, results_file
+from reproduction.coverage import coverage, coverage_of_tables, missing, missing_in_tables, unrun_table
+from reproduction.diagram import write_diagrams
+from reproduction.leads import (
+    contests,
+    dataset_table,
+    difference_table,
+    fields,
+    lead_lines,
+    lead_table,
+    rank_lines,
+    rank_methods,
+    rank_table,
+)
+from reproduction.overview import MEASURES, Setting, overview, read_settings
+from reproduction.results import Kept, Result, made_with, read_all
 from reproduction.studies import STUDIES, Study
-from reproduction.verdict import Entry, compare, coverage, missing, verdict_lines
+from reproduction.verdict import Entry, compare, verdict_lines
 
 HEAD = """# Results
 
@@ -23,40 +37,87 @@ number, which is that of the best round; *best* is ours in the best round, chose
 *difference* is ours minus the paper's. *Last ten* is the mean of the last ten rounds, which selects nothing.
 """
 
-GLANCE = "Mean of the last ten rounds over the seeds that all methods of a line have; a dash where nothing was run."
+GLANCE = """## At a glance
+
+FedSat with its current defaults against the best of the other methods, in every setting in which at least two others
+were run: mean of the last ten rounds over the seeds that all methods of a line have. The margin is FedSat minus the
+best other; losses are in bold; n is the number of classes per client. Runs on CIFAR have `precision=bf16`. Runs with
+other options, or with uneven sizes of LSMC clients, are further down.
+"""
+
+RANKS = """### Ranks
+
+Each method's mean rank over settings in which all methods of a line were run; rank 1 is the best. The Friedman test
+asks whether the methods differ at all (p). Two methods differ at the 5 % level if their mean ranks are further apart
+than the critical difference of the Nemenyi test.
+"""
+
+DIFFERENCES = """### Differences
+
+FedSat minus each other method, in points, as the mean over pairs of runs with the same setting and seed. In brackets is
+the 95 % bootstrap interval. Pairs of the same setting depend on each other, so it draws whole settings (10,000 samples,
+fixed seed). With few settings it is coarse.
+"""
+
+ALL = """## All methods
+
+Mean of the last ten rounds over the seeds that all methods of a line have; a dash where nothing was run.
+"""
 
 REMARKS = "notes.md"
-"""What a person says to the results, beside them; it goes to the front of the page."""
+"""What a person says to the results, beside them."""
 
 
-def write_document(folder: Path, path: Path) -> Path:
-    """Write the page about all results in `folder`; smoke runs are no results and are left out."""
-    kept = {
-        (study.name, scale): results
-        for study in STUDIES.values()
-        for scale in ("full", "short")
-        if (results := read_results(results_file(folder, study, scale)))
-    }
+def write_document(folder: Path, path: Path, figure: Path) -> Path:
+    """Write the page about all results in `folder`, and its figure."""
+    kept = read_all(folder)
     if not kept:
         raise UsageError(f"{folder} holds no results; python -m reproduction run makes them")
-    parts = [section(STUDIES[name], scale, results) for (name, scale), results in kept.items()]
-    if glance := _glance(kept):
-        parts.insert(0, glance)
+    settings = read_settings(kept)
+    parts = [HEAD, *_glance(contests(settings), path, figure)]
     notes = folder / REMARKS
     if notes.is_file():
         with speaking_of(notes):
-            parts.insert(0, notes.read_text(encoding="utf-8"))
+            parts.append(notes.read_text(encoding="utf-8"))
+    tables = {measure: overview(settings, column) for measure, column in MEASURES.items()}
+    lines = [line for measure, table in tables.items() if table for line in (f"### {measure}", "", *table, "")]
+    parts += ["\n".join([ALL, *lines])] if lines else []
+    parts.append(_unrun(kept))
+    parts += [section(STUDIES[name], scale, results) for (name, scale), results in kept.items()]
     with speaking_of(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, "\n".join([HEAD, *parts]).encode())
+        write_whole(path, "\n".join(parts).encode())
     return path
 
 
-def _glance(kept: Mapping[tuple[str, str], Sequence[Result]]) -> str:
-    """All methods in all settings by each measure; empty where no table has results."""
-    tables = {measure: overview(kept, column) for measure, column in MEASURES.items()}
-    lines = [line for measure, table in tables.items() if table for line in (f"### {measure}", "", *table, "")]
-    return "\n".join(["## At a glance", "", GLANCE, "", *lines]) if lines else ""
+def _glance(found: Sequence[Setting], path: Path, figure: Path) -> list[str]:
+    """Who leads and by how much; nothing where FedSat was not run."""
+    if not found:
+        return []
+    parts = [GLANCE, *lead_table(found), "", *lead_lines(found), ""]
+    columns = [(methods, where, rank_methods(methods, where)) for methods, where in fields(found)]
+    if columns:
+        write_diagrams([rankings for _, _, rankings in columns], figure)
+        link = Path(os.path.relpath(figure, path.parent)).as_posix()
+        ranked = [ranking for _, _, rankings in columns for ranking in rankings]
+        parts += [RANKS, *rank_table(ranked), "", *rank_lines(ranked)]
+        parts += [f"- Settings with {len(methods)} methods: {_places(where)}." for methods, where, _ in columns]
+        parts += ["", f"![Critical-difference diagrams of the mean ranks]({link})", ""]
+        parts += ["Bars connect methods whose mean ranks do not differ by more than the critical difference.", ""]
+    return [*parts, DIFFERENCES, *difference_table(found), "", "By dataset:", "", *dataset_table(found), ""]
+
+
+def _places(where: Sequence[Setting]) -> str:
+    return "; ".join(setting.brief for setting in where)
+
+
+def _unrun(kept: Kept) -> str:
+    """How much of the paper's tables there is, and its numbers where nothing was run."""
+    lines = ["## Not run yet", "", f"{coverage_of_tables(kept)}.", ""]
+    for name, absent in missing_in_tables(kept).items():
+        if absent:
+            lines += [f"The paper's numbers in {name} of cells without a run:", "", *unrun_table(absent), ""]
+    return "\n".join(lines)
 
 
 def section(study: Study, scale: str, results: Sequence[Result]) -> str:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from reproduction.results import Result, by_cell
+from reproduction.coverage import TABLES
+from reproduction.results import Kept, Result, by_cell
 from reproduction.studies import METHODS, STUDIES, Study, cells
-
-TABLES = ("table-ls", "table-lsmc", "table-lqsmc")
-
 
 MEASURES = {
     "Accuracy": "accuracy_last_ten",
@@ -21,57 +19,111 @@ MEASURES = {
 """What is told at a glance, and the column of the results that it is."""
 
 
+BRIEF = {"classes_per_client=": "n=", "min_classes=": "n≥", "partition.sizes=skewed": "uneven sizes"}
+"""How a narrow table writes parts of a setting."""
+
+
+def brief(setting: str) -> str:
+    """A setting in few words; n is the number of classes per client."""
+    for long, short in BRIEF.items():
+        setting = setting.replace(long, short)
+    return setting
+
+
 @dataclass(frozen=True)
-class Row:
-    """A setting, and what each method comes to in it: the mean over the seeds that all of them have."""
+class Setting:
+    """A setting of a table, and the runs of the methods in it by seed."""
 
     where: str
-    numbers: dict[str, float]
-    seeds: str
+    scale: str
+    extra: str
+    runs: Mapping[str, Mapping[int, Result]]
 
-    def line(self) -> str:
-        """As a line of a table, the best in bold."""
-        best = f"{max(self.numbers.values()):.2f}"
-        words = [f"{self.numbers[method]:.2f}" if method in self.numbers else "–" for method in METHODS]
-        return f"| {' | '.join([self.where, *(f'**{w}**' if w == best else w for w in words), self.seeds])} |"
+    @property
+    def brief(self) -> str:
+        """The setting in few words, without rounds and precision."""
+        return brief(self.where.partition(";")[0])
+
+    @property
+    def rounds(self) -> str:
+        """The number of rounds; the methods share it."""
+        return next(result.line["rounds"] for by_seed in self.runs.values() for result in by_seed.values())
+
+    @property
+    def dataset(self) -> str:
+        """The name of the dataset."""
+        return self.where.split(", ")[1]
+
+    @property
+    def current(self) -> bool:
+        """Whether the protocol is the current one; precision is not part of it, because all methods share it."""
+        return all(change.startswith("precision=") for change in self.extra.split(", ") if change)
+
+    def seeds(self, methods: Iterable[str]) -> list[int]:
+        """The seeds that all these methods have."""
+        return sorted(set.intersection(*(set(self.runs[method]) for method in methods)))
+
+    def means(self, column: str, methods: Sequence[str]) -> dict[str, float]:
+        """The methods' means over the seeds that all of them have."""
+        seeds = self.seeds(methods)
+        return {m: float(np.mean([self.runs[m][seed].number(column) for seed in seeds])) for m in methods}
+
+    def differences(self, column: str, first: str, second: str) -> list[float]:
+        """The first method minus the second, seed by seed."""
+        one, two = self.runs[first], self.runs[second]
+        return [one[seed].number(column) - two[seed].number(column) for seed in self.seeds([first, second])]
 
 
-def overview(kept: Mapping[tuple[str, str], Sequence[Result]], column: str) -> list[str]:
-    """A table of results by study and scale; runs of a method whose options were changed are no part of it.
+def read_settings(kept: Kept) -> list[Setting]:
+    """The settings of all tables in the paper's order, long runs first: they answer another question than short ones.
 
-    Long and short runs have means of their own: they are answers to different questions.
+    Runs of a method whose options were changed are no part of them.
     """
+    return [
+        setting
+        for scale in ("full", "short")
+        for name in TABLES
+        for setting in _settings(STUDIES[name], scale, kept.get((name, scale), ()))
+    ]
+
+
+def _settings(study: Study, scale: str, results: Sequence[Result]) -> list[Setting]:
+    found: dict[tuple[str, str], dict[str, dict[int, Result]]] = {}
+    for (contender, setting, extra), runs in by_cell(results).items():
+        if contender in METHODS and "algorithm." not in extra:
+            found.setdefault((setting, extra), {})[contender] = {run.seed: run for run in runs}
+    order = list(dict.fromkeys(cell.where for cell in cells(study)))
+    placed = sorted(found.items(), key=lambda one: order.index(one[0][0]))
+    return [_setting(study, scale, place, runs) for place, runs in placed]
+
+
+def _setting(study: Study, scale: str, place: tuple[str, str], runs: Mapping[str, Mapping[int, Result]]) -> Setting:
+    setting, extra = place
+    found = Setting(f"{study.name.removeprefix('table-')}, {setting}", scale, extra, runs)
+    rounds = "" if scale == "full" else f"{found.rounds} rounds"
+    return replace(found, where="; ".join(filter(None, (found.where, extra, rounds))))
+
+
+def overview(settings: Sequence[Setting], column: str) -> list[str]:
+    """A table with a line for each setting in which the methods share a seed, and the means at each scale."""
     lines = []
     for scale in ("full", "short"):
-        rows = [row for name in TABLES for row in _rows(STUDIES[name], scale, kept.get((name, scale), ()), column)]
-        whole = [row.numbers for row in rows if len(row.numbers) == len(METHODS)]
+        rows = [
+            (setting.where, setting.means(column, list(setting.runs)), str(len(setting.seeds(setting.runs))))
+            for setting in settings
+            if setting.scale == scale and setting.seeds(setting.runs)
+        ]
+        whole = [numbers for _, numbers, _ in rows if len(numbers) == len(METHODS)]
         if len(whole) > 1:
             means = {method: float(np.mean([numbers[method] for numbers in whole])) for method in METHODS}
-            rows.append(Row(f"mean of the {len(whole)} settings with all methods, {scale}", means, ""))
-        lines += [row.line() for row in rows]
+            rows.append((f"mean of the {len(whole)} settings with all methods, {scale}", means, ""))
+        lines += [_line(*row) for row in rows]
     heading = [f"| | {' | '.join(METHODS)} | seeds |", "|---|" + "---:|" * (len(METHODS) + 1)]
     return [*heading, *lines] if lines else []
 
 
-def _rows(study: Study, scale: str, results: Sequence[Result], column: str) -> list[Row]:
-    """A study's settings in the paper's order."""
-    settings: dict[tuple[str, str], dict[str, list[Result]]] = {}
-    for (contender, setting, extra), runs in by_cell(results).items():
-        if contender in METHODS and "algorithm." not in extra:
-            settings.setdefault((setting, extra), {})[contender] = runs
-    order = list(dict.fromkeys(cell.where for cell in cells(study)))
-    placed = sorted(settings.items(), key=lambda one: order.index(one[0][0]))
-    rows = [_row(study, scale, place, by_method, column) for place, by_method in placed]
-    return [row for row in rows if row.seeds != "0"]
-
-
-def _row(
-    study: Study, scale: str, place: tuple[str, str], by_method: Mapping[str, Sequence[Result]], column: str
-) -> Row:
-    seeds = set.intersection(*({run.seed for run in runs} for runs in by_method.values()))
-    shared = {method: [run for run in runs if run.seed in seeds] for method, runs in by_method.items()}
-    (setting, extra), (some, *_) = place, by_method.values()
-    rounds = "" if scale == "full" else f"{some[0].line['rounds']} rounds"
-    where = "; ".join(filter(None, (f"{study.name.removeprefix('table-')}, {setting}", extra, rounds)))
-    numbers = {method: float(np.mean([run.number(column) for run in runs])) for method, runs in shared.items() if runs}
-    return Row(where, numbers, str(len(seeds)))
+def _line(where: str, numbers: Mapping[str, float], seeds: str) -> str:
+    """A line of the table, the best in bold."""
+    best = f"{max(numbers.values()):.2f}"
+    words = [f"{numbers[method]:.2f}" if method in numbers else "–" for method in METHODS]
+    return f"| {' | '.join([where, *(f'**{word}**' if word == best else word for word in words), seeds])} |"

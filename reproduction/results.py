@@ -19,7 +19,7 @@ from fedsat.errors import UsageError
 from fedsat.experiment.folder import speaking_of, write_whole
 from fedsat.experiment.store import StoredRun, identity
 from fedsat.experiment.summary import Evaluated, last_ten
-from reproduction.studies import Cell, Study
+from reproduction.studies import STUDIES, Cell, Study
 
 COLUMNS = (
     "contender",
@@ -92,6 +92,10 @@ class Result:
         """Accuracy at some rounds."""
         pairs = (point.split(":") for point in self.line["curve"].split())
         return {int(number): float(accuracy) for number, accuracy in pairs}
+
+
+Kept = Mapping[tuple[str, str], Sequence[Result]]
+"""Results by study and scale."""
 
 
 def results_of(cell: Cell, extra: str, scale: str, run: StoredRun) -> list[Result]:
@@ -181,6 +185,16 @@ def _checked(path: Path, number: int, line: Mapping[str, str]) -> Result:
     except (ValueError, TypeError, AttributeError) as error:
         raise UsageError(f"{path} line {number} is damaged: {error}") from error
     return result
+
+
+def read_all(folder: Path) -> dict[tuple[str, str], list[Result]]:
+    """All results in a folder, by study and scale; smoke runs are no results and are left out."""
+    return {
+        (study.name, scale): results
+        for study in STUDIES.values()
+        for scale in ("full", "short")
+        if (results := read_results(results_file(folder, study, scale)))
+    }
 
 
 def add_results(path: Path, new: Iterable[Result]) -> list[Result]:

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedsat.metrics import Floats
+from reproduction.coverage import missing
 from reproduction.results import Key, Result, by_cell
-from reproduction.studies import Cell, Study, cells
+from reproduction.statistics import spearman
+from reproduction.studies import Study, cells
 
 
 @dataclass(frozen=True)
@@ -46,13 +47,18 @@ class Entry:
 
     @property
     def difference(self) -> float | None:
-        """Ours minus the paper's."""
-        return None if self.printed is None else float(np.mean(self.ours)) - self.printed
+        """Ours minus the paper's; none without a run or a printed number."""
+        return None if self.printed is None or not self.ours else float(np.mean(self.ours)) - self.printed
 
 
-def compare(study: Study, results: Sequence[Result]) -> list[Entry]:
-    """Every number of the study for which we have results, in the paper's order, then methods it does not have."""
+def compare(study: Study, results: Sequence[Result], unrun: bool = False) -> list[Entry]:
+    """Every number of the study for which we have results, in the paper's order, then methods it does not have.
+
+    With `unrun`, also the paper's numbers of cells that have no run yet.
+    """
     found = by_cell(results)
+    if unrun:
+        found |= {(cell.contender, cell.where, ""): [] for cell in missing(study, results) if cell.printed}
     printed = {(cell.contender, cell.where): cell.printed for cell in cells(study)}
     order = {name: place for place, name in enumerate(printed)}
     keys = sorted(found, key=lambda key: order.get(key[:2], len(order)))
@@ -117,30 +123,13 @@ def judge(study: Study, entries: Sequence[Entry], value: Callable[[Entry], float
 
 
 def _settings(entries: Sequence[Entry]) -> dict[tuple[str, str], list[Entry]]:
-    """Entries that stand against each other: the same setting, item and seeds. The highest client is no contest."""
+    """Entries with runs that stand against each other: same setting, item and seeds. Highest clients are no contest."""
     groups: dict[tuple[str, str], list[Entry]] = {}
     for entry in entries:
-        if entry.item != "highest":
+        if entry.item != "highest" and entry.seeds:
             groups.setdefault((entry.where, entry.item), []).append(entry)
     shared = {key: set.intersection(*(set(entry.seeds) for entry in group)) for key, group in groups.items()}
     return {key: [entry.over(shared[key]) for entry in group] for key, group in groups.items() if shared[key]}
-
-
-def spearman(pairs: Sequence[tuple[float, float]]) -> float | None:
-    """Rank correlation, equal values sharing their mean rank; none for fewer than three pairs or all equal."""
-    if len(pairs) < 3:
-        return None
-    first, second = (_ranks(np.array(side)) for side in zip(*pairs, strict=True))
-    if first.std() == 0 or second.std() == 0:
-        return None
-    return float(np.corrcoef(first, second)[0, 1])
-
-
-def _ranks(values: Floats) -> Floats:
-    below = (values[:, None] > values[None, :]).sum(axis=1)
-    equal = (values[:, None] == values[None, :]).sum(axis=1)
-    ranks: Floats = below + (equal - 1) / 2
-    return ranks
 
 
 def verdict_lines(study: Study, entries: Sequence[Entry]) -> list[str]:
@@ -166,18 +155,3 @@ def verdict_lines(study: Study, entries: Sequence[Entry]) -> list[str]:
 
 def _champion(study: Study) -> str:
     return f"{study.contender}={study.champion}" if study.contender == "workers" else study.champion
-
-
-def missing(study: Study, results: Sequence[Result]) -> list[Cell]:
-    """The paper's cells for which there is no result."""
-    found = {result.key[:2] for result in results}
-    return [cell for cell in cells(study) if (cell.contender, cell.where) not in found]
-
-
-def coverage(study: Study, results: Sequence[Result]) -> str:
-    """How many of a study's cells have results, in words."""
-    as_printed = [result for result in results if not result.line["extra"]]
-    total, without = len(cells(study)), len(missing(study, results))
-    changed = len(missing(study, as_printed)) - without
-    text = f"{total - without} of {total} cells have results"
-    return text + (f", {changed} of them with changed settings" if changed else "")

@@ -12,12 +12,13 @@ import pytest
 import fedsat
 from fedsat.experiment.store import identity
 from reproduction import studies
+from reproduction.coverage import coverage, coverage_of_tables, missing, missing_in_tables, unrun_table
 from reproduction.document import write_document
-from reproduction.overview import overview
-from reproduction.results import Result, add_results, read_results, results_of
+from reproduction.overview import overview, read_settings
+from reproduction.results import Result, add_results, read_all, read_results, results_of
 from reproduction.studies import METHODS, SCALES, STUDIES, Cell, cells, configure, select
 from reproduction.variants import best_variants, read_variant, tuned_text
-from reproduction.verdict import Entry, Verdict, compare, coverage, judge, missing, spearman, verdict_lines
+from reproduction.verdict import Entry, Verdict, compare, judge, verdict_lines
 from tests.support.made_runs import make_run
 
 SIZES = {
@@ -83,14 +84,6 @@ def test_choosing_cells() -> None:
         select(study, {"dataset": ["mnist"], "model": ["resnet8"]})
 
 
-def test_rank_correlation() -> None:
-    assert spearman([(1, 10), (2, 20), (3, 30)]) == pytest.approx(1)
-    # Ranks 1 2 3 4 against 2 1 3 4: 1 - 6·2 / (4·15) = 0.8.
-    assert spearman([(1, 2), (2, 1), (3, 3), (4, 4)]) == pytest.approx(0.8)
-    assert spearman([(1, 2), (2, 1)]) is None
-    assert spearman([(1, 1), (1, 2), (1, 3)]) is None
-
-
 def mnist_results(folder: Path, accuracies: dict[str, float], extra: str = "") -> None:
     study = STUDIES["table-lsmc"]
     for method, accuracy in accuracies.items():
@@ -119,7 +112,7 @@ def test_ours_beside_the_papers(tmp_path: Path) -> None:
     assert "fedsat leads in 0 (paper 1) of 1" in verdict_lines(study, list(entries.values()))[0]
     assert len(missing(study, results)) == 176
 
-    text = write_document(tmp_path, tmp_path / "results.md").read_text()
+    text = write_document(tmp_path, tmp_path / "results.md", tmp_path / "ranks.svg").read_text()
     assert "| fedsat | 98.49 | 93.50 ± 0.71 | -4.99 |" in text
     assert "4 of 180 cells have results." in text
     assert "cpu: test" in text
@@ -138,7 +131,8 @@ def test_all_methods_at_a_glance(tmp_path: Path) -> None:
     (line, *_) = results_of(
         chosen[0], "algorithm.tau=0.7", "full", make_run(tmp_path / "x", algorithm="elastic", seed=0)
     )
-    lines = overview({("table-lsmc", "full"): [*read_results(path), line]}, "accuracy_last_ten")
+    settings = read_settings({("table-lsmc", "full"): [*read_results(path), line]})
+    lines = overview(settings, "accuracy_last_ten")
     # FedSat's second seed is left out, since nobody else has it: 50 + 9 with n = 2, 2 more with n = 4, 60 in the mean.
     ends = [line.split(" | ")[-2:] for line in lines[2:]]
     assert ends == [["**59.00**", "1 |"], ["**61.00**", "1 |"], ["**60.00**", " |"]]
@@ -146,8 +140,8 @@ def test_all_methods_at_a_glance(tmp_path: Path) -> None:
     assert lines[4].startswith("| mean of the 2 settings with all methods, full | 51.00 |")
 
     alone = [result for result in read_results(path) if result.seed == 1 or result.key[0] == "fedavg"]
-    assert overview({("table-lsmc", "full"): alone}, "accuracy_last_ten") == []  # no seed in common
-    assert overview({}, "accuracy_last_ten") == []
+    assert overview(read_settings({("table-lsmc", "full"): alone}), "accuracy_last_ten") == []  # no seed in common
+    assert overview([], "accuracy_last_ten") == []
 
 
 def test_the_page_tells_the_worst_class_at_a_glance(tmp_path: Path) -> None:
@@ -155,7 +149,8 @@ def test_the_page_tells_the_worst_class_at_a_glance(tmp_path: Path) -> None:
     mnist_results(tmp_path, {"fedavg": 0.85, "fedsat": 0.93})
     worst = {"fedavg": "40.00", "fedsat": "60.00"}
     add_results(path, [Result({**r.line, "worst_class_last_ten": worst[r.key[0]]}) for r in read_results(path)])
-    glance = write_document(tmp_path, tmp_path / "results.md").read_text().split("### Recall of the worst class")[1]
+    text = write_document(tmp_path, tmp_path / "results.md", tmp_path / "ranks.svg").read_text()
+    glance = text.split("### Recall of the worst class")[1]
     row = next(line for line in glance.splitlines() if line.startswith("| lsmc, mnist, mlp"))
     assert [word for word in row.split(" | ") if word != "–"][1:] == ["40.00", "**60.00**", "2 |"]
 
@@ -180,6 +175,31 @@ def test_runs_under_changed_settings_are_counted_apart(tmp_path: Path) -> None:
     mnist_results(tmp_path, {"fedavg": 0.85, "fedsat": 0.9}, extra="batch_size=32")
     results = read_results(tmp_path / "table-lsmc-full.csv")
     assert coverage(STUDIES["table-lsmc"], results) == "2 of 180 cells have results, 1 of them with changed settings"
+
+
+def test_cells_without_a_run_have_the_papers_numbers(tmp_path: Path) -> None:
+    study = STUDIES["table-lsmc"]
+    mnist_results(tmp_path, {"fedavg": 0.85, "fedsat": 0.93})
+    mnist_results(tmp_path, {"scaffold": 0.9}, extra="batch_size=32")
+    results = read_results(tmp_path / "table-lsmc-full.csv")
+    entries = [
+        entry for entry in compare(study, results, unrun=True) if entry.where == "mnist, mlp, classes_per_client=2"
+    ]
+    alone = [(entry.contender, entry.printed) for entry in entries if not entry.seeds]
+    assert [name for name, _ in alone] == ["elastic", "fedavgm", "feddyn", "fedlada", "fedlc", "fedprox", "moon"]
+    assert alone[0] == ("elastic", 90.43)
+    assert all(entry.difference is None for entry in entries if not entry.seeds)
+    assert verdict_lines(study, entries) == verdict_lines(study, compare(study, results))
+
+    kept = read_all(tmp_path)
+    assert coverage_of_tables(kept) == (
+        "3 of the 420 cells of table-ls, table-lsmc, table-lqsmc have results: 2 as printed, "
+        "1 with fewer rounds or changed settings"
+    )
+    absent = missing_in_tables(kept)
+    assert [len(cells) for cells in absent.values()] == [120, 177, 120]
+    line = unrun_table(absent["table-lsmc"])[2]
+    assert line.startswith("| mnist, mlp, classes_per_client=2 | 90.43 |  |")  # FedAvg has a run
 
 
 def test_a_damaged_line_is_named(tmp_path: Path) -> None:
@@ -227,7 +247,7 @@ def test_files_that_are_no_results(tmp_path: Path) -> None:
     with pytest.raises(fedsat.UsageError, match="not a file of results"):
         read_results(tmp_path / "x.csv")
     with pytest.raises(fedsat.UsageError, match="holds no results"):
-        write_document(tmp_path, tmp_path / "results.md")
+        write_document(tmp_path, tmp_path / "results.md", tmp_path / "ranks.svg")
 
 
 def test_a_cell_in_words() -> None:
