@@ -227,7 +227,7 @@ class Late(FedAvg):
 
 def test_carry_keeps_its_names() -> None:
     engine = make_engine(Late(), engine=folded)
-    with pytest.raises(fedsat.UsageError, match=r"Late.step returned \['last'\], but Late.begin returned \[\]"):
+    with pytest.raises(fedsat.UsageError, match=r"Late.step returned the carry \['last'\], but it was given \[\]"):
         run_round(engine, start(engine), Sampling(3, 2, 3))
 
 
