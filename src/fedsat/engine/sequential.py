@@ -92,7 +92,7 @@ class SequentialEngine(BaseEngine):
                     stacked = {name: grad.unsqueeze(0) for name, grad in zip(leaves, grads, strict=True)}
                     params, carry = algorithm.step(stepping, carry, params, stacked)
                     meters, steps = meter(meters, loss), steps + 1
-        result = LocalResult(params, _with_axis(buffers), torch.tensor([steps], device=self.device))
+        result = LocalResult(params, _with_axis(buffers), torch.tensor([steps], device=self.device), costs)
         with torch.no_grad():
             state, upload = algorithm.end(task, carry, result)
         updates = self.updates([client], Model(result.params, result.buffers), upload, result.steps)

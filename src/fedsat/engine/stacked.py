@@ -204,7 +204,8 @@ class Round:
         steps = torch.tensor([seat.end - seat.begin for seat in leaving], device=engine.device)
         with torch.no_grad():
             task = self._task(done, [seat.client for seat in leaving])
-            state, upload = algorithm.end(task, done.carry, LocalResult(done.params, done.buffers, steps))
+            result = LocalResult(done.params, done.buffers, steps, done.costs)
+            state, upload = algorithm.end(task, done.carry, result)
         checked(state, f"{type(algorithm).__name__}.end")
         state = {**state, "objective": algorithm.objective.end(done.costs)}
         each = [{name: _slice(tree, place) for name, tree in state.items()} for place in range(len(leaving))]
