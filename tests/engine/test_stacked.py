@@ -18,11 +18,12 @@ from fedsat.engine.kernels.quick import QuickTanh, disjoint_means
 from fedsat.engine.network import Aside
 from fedsat.errors import TrainingError, UsageError
 from fedsat.models import BatchNormRelu
+from fedsat.options import Spec
 from fedsat.rounds import start
 from tests.support.federations import furthest, image_dataset, make_engine, play, stacked
 
 
-def assert_equal(algorithm: str, *, lanes: int | None, **options: Any) -> None:
+def assert_equal(algorithm: Spec, *, lanes: int | None, **options: Any) -> None:
     """Both engines on the same federation: models, server memory, client states and round records agree."""
     method = algorithms.build(algorithm)
     one, first = play(make_engine(method, **options), 2)
@@ -59,6 +60,11 @@ def test_every_method_and_model(algorithm: str, model: Any) -> None:
         batch_size=5,
         lr=0.05,
     )
+
+
+def test_alpha_scaled_by_size() -> None:
+    spec = {"name": "feddyn", "alpha": 0.1, "scale_by_size": True}
+    assert_equal(spec, lanes=2, partition={"name": "quantity", "beta": 1.0}, clients=12)
 
 
 @pytest.mark.parametrize("lanes", [1, 2, None])

@@ -84,6 +84,11 @@ def test_the_averaged_model(clouds: Path) -> None:
         assert line.models["averaged"]["recall"] == pytest.approx(other.models["averaged"]["recall"], rel=1e-5)
 
 
+def test_sizes_of_all_clients_reach_the_nodes(clouds: Path) -> None:
+    table = settings(clouds, algorithm={"name": "feddyn", "alpha": 0.1, "scale_by_size": True})
+    assert_same(federate(FaultyNodes(*nodes(clouds)), fedsat.configure(**table)), fedsat.run(**table))
+
+
 def test_local_accuracies(clouds: Path) -> None:
     table = settings(clouds, algorithm="feddyn", client_accuracy="local")
     assert_same(federate(FaultyNodes(*nodes(clouds)), fedsat.configure(**table)), fedsat.run(**table))

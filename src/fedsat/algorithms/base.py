@@ -88,6 +88,8 @@ class Task:
     """The state that each client kept from its last participation."""
     class_counts: Tensor
     """Number of samples per client and class, [C, m]."""
+    mean_samples: float
+    """n/N, the mean number of samples over all clients, sampled or not."""
     lr: float
     """η, the local learning rate of this round."""
     epochs: int

@@ -50,6 +50,8 @@ class BaseEngine:
         self.device = device
         self.class_mixes = federation.class_counts
         """Class counts for the expected client accuracy; a label attack does not change them."""
+        self.mean_samples = len(federation.order) / federation.clients
+        """n/N; a node, which knows only its own samples, gets it from the server."""
         self.initial_model = initial_weights(module, device, dtype)
         dataset = federation.dataset
         self.train_examples = Examples(dataset.train, dataset, device, dtype)

@@ -62,6 +62,7 @@ class SequentialEngine(BaseEngine):
             received=received,
             state=state,
             class_counts=torch.from_numpy(self.federation.class_counts[[client]]).to(self.device),
+            mean_samples=self.mean_samples,
             lr=self.training.lr,
             epochs=self.training.epochs,
             network=self.network,

@@ -67,7 +67,7 @@ def hello(content: RecordDict, context: Context) -> NodeInfo:
     if request.run.held_out:
         mean, variance = map(torch.from_numpy, mean_and_variance(share.train.images))
         moments = {"samples": torch.tensor(len(share.train)), "mean": mean, "variance": variance}
-    return NodeInfo(number_of(node), share.input_shape, masks.public_key(memory.secret), moments)
+    return NodeInfo(number_of(node), share.input_shape, len(share.train), masks.public_key(memory.secret), moments)
 
 
 def train(content: RecordDict, context: Context) -> Trained:
@@ -152,7 +152,7 @@ def _cached_engine(run_text: str, node_items: tuple[tuple[str, object], ...], cl
     share = load_share(run, config, node)
     module = build_model(config.model, share.input_shape, share.classes, config.seed)
     training = LocalTraining(config.epochs, config.batch_size, config.lr, config.augment == "crop-flip", config.seed)
-    return SequentialEngine(
+    engine = SequentialEngine(
         module,
         federation_of(share, client, config.clients),
         config.algorithm,
@@ -161,6 +161,8 @@ def _cached_engine(run_text: str, node_items: tuple[tuple[str, object], ...], cl
         torch.float64 if config.precision == "float64" else torch.float32,
         half=config.precision == "bf16",
     )
+    engine.mean_samples = run.mean_samples
+    return engine
 
 
 def _counts(engine: SequentialEngine, model: Model, node: int) -> torch.Tensor:

@@ -100,8 +100,10 @@ def assemble(transport: Transport, config: Config, terms: Terms) -> Setup:
         why = "".join(f"; {note['why']}" for note in members.take_notes()[:1])
         joined = f"{len(members.nodes)} of {config.clients} nodes joined within {terms.wait:g} s"
         raise FedsatError(f"{joined}, but {needed} are needed to start{why}")
+    infos = list(members.infos.values())
+    run = dataclasses.replace(run, mean_samples=sum(info.samples for info in infos) / len(infos))
     if not run.mean:
-        mean, std = pooled_moments(list(members.infos.values()))
+        mean, std = pooled_moments(infos)
         run = dataclasses.replace(run, mean=mean, std=std)
     device = pick_device(config.device)
     dtype = torch.float64 if config.precision == "float64" else torch.float32
