@@ -62,6 +62,12 @@ def test_every_method_and_model(algorithm: str, model: Any) -> None:
     )
 
 
+@pytest.mark.parametrize("algorithm", ["fedsat", "fedsat:paper", "fedsat:robust"])
+def test_validation_samples(algorithm: str) -> None:
+    partition = {"name": "quantity", "beta": 0.5}  # some clients are too small to have any
+    assert_equal(algorithm, lanes=2, validation=0.3, partition=partition, clients=12, batch_size=7)
+
+
 def test_alpha_scaled_by_size() -> None:
     spec = {"name": "feddyn", "alpha": 0.1, "scale_by_size": True}
     assert_equal(spec, lanes=2, partition={"name": "quantity", "beta": 1.0}, clients=12)

@@ -87,7 +87,7 @@ def test_own_client_accuracy_is_measured_on_training_samples() -> None:
     federation, engine = run.setup.federation, run.setup.engine
     counts = engine.count_by_node(
         Model({name: tensor[None] for name, tensor in run.model.params.items()}, {}),
-        np.arange(federation.clients),
+        [federation.indices(client) for client in range(federation.clients)],
     ).numpy()
     accuracy = [np.trace(matrix) / matrix.sum() for matrix in counts]
     assert run.records[-1].metrics["worst_client_accuracy"] == pytest.approx(min(accuracy))

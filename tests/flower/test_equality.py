@@ -89,6 +89,24 @@ def test_sizes_of_all_clients_reach_the_nodes(clouds: Path) -> None:
     assert_same(federate(FaultyNodes(*nodes(clouds)), fedsat.configure(**table)), fedsat.run(**table))
 
 
+@pytest.mark.parametrize("worker_counts", ["each", "sums"])
+def test_validation_samples(worker_counts: Any, clouds: Path) -> None:
+    table = settings(clouds, algorithm="fedsat", validation=0.3)
+    terms = Terms(timeout=60, wait=60, worker_counts=worker_counts)
+    assert_same(federate(FaultyNodes(*nodes(clouds)), fedsat.configure(**table), terms), fedsat.run(**table))
+
+
+def test_workers_without_validation_samples(clouds: Path) -> None:
+    """They report nothing, and the record has no remark about them."""
+    partition = {"name": "quantity", "beta": 0.2}
+    table = settings(clouds, algorithm="fedsat", validation=0.1, partition=partition)
+    alone = fedsat.run(**table)
+    assert "clients have no validation samples" in "".join(alone.notes)
+    together = federate(FaultyNodes(*nodes(clouds)), fedsat.configure(**table))
+    assert_same(together, alone)
+    assert not any(line.left_out for line in together.records)
+
+
 def test_local_accuracies(clouds: Path) -> None:
     table = settings(clouds, algorithm="feddyn", client_accuracy="local")
     assert_same(federate(FaultyNodes(*nodes(clouds)), fedsat.configure(**table)), fedsat.run(**table))

@@ -209,7 +209,7 @@ def test_a_node_loads_the_samples_of_its_client() -> None:
     config = fedsat.configure(clients=5, per_round=2, partition="ls")
     whole = fedsat.data.Federation.build(fedsat.data.load("mnist-mini"), config.partition, 5, config.seed)
     share = load_share(run, config, {"partition-id": 3})
-    federation = federation_of(share, 3, 5)
+    federation = federation_of(share, 3, config)
     assert federation.sizes.tolist() == [0, 0, 0, whole.sizes[3], 0]
     assert federation.class_counts[3].tolist() == whole.class_counts[3].tolist()
     assert np.array_equal(share.train.images, whole.dataset.train.images[whole.indices(3)])

@@ -54,6 +54,7 @@ def make_engine(
     seed: int = 3,
     augment: bool = False,
     stragglers: float = 0.0,
+    validation: float = 0.0,
     attack: Attack | None = None,
     attackers: Indices | None = None,
     engine: Callable[..., Any] = SequentialEngine,
@@ -61,7 +62,7 @@ def make_engine(
 ) -> Any:
     """An engine on the tiny dataset, in float64; sequential unless another is asked for."""
     dataset = dataset or tiny_dataset()
-    federation = Federation.build(dataset, partition, clients, seed)
+    federation = Federation.build(dataset, partition, clients, seed).with_validation(validation, seed)
     if attack is not None and attackers is not None:
         federation = attack.poison(federation, attackers)
     module = build_model(model, dataset.input_shape, dataset.classes, seed)

@@ -48,7 +48,7 @@ class BaseEngine:
         self.algorithm = algorithm
         self.training = training
         self.device = device
-        self.class_mixes = federation.class_counts
+        self.class_mixes = federation.class_mixes
         """Class counts for the expected client accuracy; a label attack does not change them."""
         self.mean_samples = len(federation.order) / federation.clients
         """n/N; a node, which knows only its own samples, gets it from the server."""
@@ -106,19 +106,22 @@ class BaseEngine:
         for row, nodes in enumerate(workers):
             params = {name: tensor[row : row + 1] for name, tensor in updates.model.params.items()}
             buffers = {name: tensor[row : row + 1] for name, tensor in updates.model.buffers.items()}
-            counts.append(self.count_by_node(Model(params, buffers), nodes))
+            counts.append(self.count_by_node(Model(params, buffers), self.held_by_workers(nodes)))
         return ClassCounts.from_confusion(torch.stack(counts))
 
-    def count_by_node(self, model: Model, nodes: Indices) -> Tensor:
-        """Return confusion matrices of one model (client axis of length one) on each node's samples, [nodes, m, m]."""
-        indices, owners = self.samples_of(nodes)
-        with tuned_kernels():
-            return self.train_counter.count(model, indices, owners, len(nodes)).counts
+    def held_by_workers(self, nodes: Indices) -> list[Indices]:
+        """Return the samples on which each of these nodes evaluates models as a worker."""
+        return [self.federation.worker_indices(node) for node in nodes.tolist()]
 
-    def samples_of(self, nodes: Indices) -> tuple[Tensor, Tensor]:
-        """Return the indices of all samples of the given nodes, and the position of the node that holds each."""
-        held = [self.federation.indices(node) for node in nodes.tolist()]
-        owners = np.repeat(np.arange(len(nodes)), [len(indices) for indices in held])
+    def count_by_node(self, model: Model, held: Sequence[Indices]) -> Tensor:
+        """Return confusion matrices of one model (client axis of length one) on each node's samples, [nodes, m, m]."""
+        indices, owners = self.joined(held)
+        with tuned_kernels():
+            return self.train_counter.count(model, indices, owners, len(held)).counts
+
+    def joined(self, held: Sequence[Indices]) -> tuple[Tensor, Tensor]:
+        """Return the indices of all nodes' samples, and the position of the node that holds each."""
+        owners = np.repeat(np.arange(len(held)), [len(indices) for indices in held])
         return torch.from_numpy(np.concatenate(held)).to(self.device), torch.from_numpy(owners).to(self.device)
 
     def test(self, model: Model) -> Evaluation:
@@ -135,7 +138,8 @@ class BaseEngine:
         if client_accuracy == "expected":
             return replace(evaluation, client_accuracies=evaluation.expected_client_accuracy(self.class_mixes))
         stacked = Model(expand(model.params, 1), expand(model.buffers, 1))
-        counts = self.count_by_node(stacked, np.arange(self.clients)).cpu().numpy()
+        held = [self.federation.indices(client) for client in range(self.clients)]
+        counts = self.count_by_node(stacked, held).cpu().numpy()
         right: Floats = np.trace(counts, axis1=1, axis2=2) / counts.sum(axis=(1, 2))
         return replace(evaluation, client_accuracies=right)
 

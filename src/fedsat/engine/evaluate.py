@@ -53,8 +53,8 @@ class Counter:
     def count(self, model: Model, indices: Tensor, owners: Tensor, groups: int) -> Tally:
         """Evaluate one model (client axis of length one) on the samples at `indices`; `owners` are their groups."""
         tally = Tally.empty(groups, self.classes, indices.device)
-        for part, owner in zip(torch.split(indices, self.batch), torch.split(owners, self.batch), strict=True):
-            self._add(tally, model, part, owner)
+        for start in range(0, len(indices), self.batch):
+            self._add(tally, model, indices[start : start + self.batch], owners[start : start + self.batch])
         return tally
 
     def evaluate(self, model: Model) -> Evaluation:
@@ -136,9 +136,9 @@ class GraphedCounter(Counter):
         room = -len(indices) % self.batch
         indices = torch.cat([indices, indices.new_zeros(room)])
         owners = torch.cat([owners, owners.new_full((room,), -1)])
-        for part, owner in zip(torch.split(indices, self.batch), torch.split(owners, self.batch), strict=True):
-            self._part.copy_(part)
-            self._owner.copy_(owner)
+        for start in range(0, len(indices), self.batch):
+            self._part.copy_(indices[start : start + self.batch])
+            self._owner.copy_(owners[start : start + self.batch])
             self._graph.replay()
         return Tally(self._tally.counts[:groups].clone(), self._tally.loss.clone())
 

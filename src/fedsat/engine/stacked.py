@@ -66,7 +66,7 @@ class StackedEngine(BaseEngine):
         """Evaluate each client's model on its workers' samples; on a CPU, several models at once."""
         if self.device.type == "cuda":
             return super().evaluate_workers(updates, workers)
-        samples, owners = zip(*(self.samples_of(nodes) for nodes in workers), strict=True)
+        samples, owners = zip(*(self.joined(self.held_by_workers(nodes)) for nodes in workers), strict=True)
         with self.threads.applied():
             counts = self.train_counter.count_each(updates.model, samples, owners, workers.shape[1])
         return ClassCounts.from_confusion(counts)

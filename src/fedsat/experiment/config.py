@@ -36,6 +36,12 @@ class Config:
     clients: Annotated[int, Option("N, number of clients", at_least=1)] = 100
     per_round: Annotated[int, Option("|S_t|, clients sampled in a round", at_least=1)] = 15
     workers: Annotated[int, Option("w, nodes that evaluate each client's model, including itself", at_least=1)] = 15
+    validation: Annotated[
+        float,
+        Option(
+            "share of every client's samples that it evaluates on as a worker and never trains on", at_least=0, below=1
+        ),
+    ] = 0.0
     rounds: Annotated[int, Option("number of rounds", at_least=1)] = 60
     epochs: Annotated[int, Option("E, local epochs", at_least=1)] = 5
     batch_size: Annotated[int, Option("B, local batch size", at_least=1)] = 16

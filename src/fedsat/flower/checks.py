@@ -44,7 +44,7 @@ def check_tree(what: str, sent: Tree, wanted: Tree) -> None:
             raise RefusedError(f"{what}: {name!r} is not finite")
 
 
-def check_counts(counts: Tensor | None, classes: int) -> Tensor:
+def check_counts(counts: Tensor | None, classes: int, *, may_be_empty: bool) -> Tensor:
     """Return a worker's counts [3, m] (Z, TP, T); refuse counts that no evaluation can produce."""
     if counts is None:
         raise RefusedError("counts: missing")
@@ -57,7 +57,7 @@ def check_counts(counts: Tensor | None, classes: int) -> Tensor:
         raise RefusedError("counts: more correct predictions of a class than predictions or samples of it")
     if int(predicted.sum()) != int(labels.sum()):
         raise RefusedError(f"counts: {int(predicted.sum())} predictions for {int(labels.sum())} samples")
-    if int(labels.sum()) == 0:
+    if int(labels.sum()) == 0 and not may_be_empty:
         raise RefusedError("counts: no samples")
     return counts
 

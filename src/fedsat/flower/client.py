@@ -37,6 +37,7 @@ from fedsat.flower.records import Message, MessageError
 from fedsat.metrics import ClassCounts, expected_accuracy
 from fedsat.models import build_model
 from fedsat.rounds import LocalTraining
+from fedsat.seeding import Indices
 from fedsat.tree import Tree, expand, tree_map
 
 app = ClientApp()
@@ -61,13 +62,15 @@ def handle(kind: str, content: RecordDict, context: Context) -> RecordDict:
 def hello(content: RecordDict, context: Context) -> NodeInfo:
     """Introduce this node, and start the run with an empty memory."""
     request, memory, node = Hello.unpack(content), Memory(context.state), context.node_config
-    share = load_share(request.run, Config.of(request.run.settings), node)
+    config = Config.of(request.run.settings)
+    share = load_share(request.run, config, node)
+    samples = len(federation_of(share, 0, config).order)  # the same number for any client, but not the same samples
     memory.reset()
     moments: Tree = {}
     if request.run.held_out:
         mean, variance = map(torch.from_numpy, mean_and_variance(share.train.images))
         moments = {"samples": torch.tensor(len(share.train)), "mean": mean, "variance": variance}
-    return NodeInfo(number_of(node), share.input_shape, len(share.train), masks.public_key(memory.secret), moments)
+    return NodeInfo(number_of(node), share.input_shape, samples, masks.public_key(memory.secret), moments)
 
 
 def train(content: RecordDict, context: Context) -> Trained:
@@ -82,7 +85,7 @@ def train(content: RecordDict, context: Context) -> Trained:
     memory.store(request.round, trained.states[0])
     updates, counts = trained.updates, {}
     if request.count:
-        counts = {"counts": _counts(engine, updates.model, request.client)}
+        counts = {"counts": _counts(engine, updates.model, engine.federation.worker_indices(request.client))}
     return Trained(
         model=Model(_only(updates.model.params), _only(updates.model.buffers)),
         uploads={name: _only(tree) for name, tree in updates.uploads.items()},
@@ -98,9 +101,9 @@ def evaluate_worker(content: RecordDict, context: Context) -> WorkerCounts:
     """Evaluate other clients' models as their worker."""
     request, memory = EvaluateWorker.unpack(content), Memory(context.state)
     engine = _engine(request.run, context.node_config, request.worker)
-    reports: Tree = {}
+    held, reports = engine.federation.worker_indices(request.worker), dict[str, torch.Tensor]()
     for client, model in request.models.items():
-        counts = _counts(engine, Model(expand(model.params, 1), expand(model.buffers, 1)), request.worker)
+        counts = _counts(engine, Model(expand(model.params, 1), expand(model.buffers, 1)), held)
         if peers := request.peers.get(client):
             purpose = f"{request.nonce}/{client}"
             hidden = masks.masked(counts.numpy(), request.worker, memory.secret, peers, purpose)
@@ -115,11 +118,12 @@ def evaluate(content: RecordDict, context: Context) -> Evaluated:
     engine = _engine(request.run, context.node_config, request.client)
     models = [_on_device(engine, model) for model in request.models]
     if request.how == "expected":
-        held = engine.federation.class_counts[[request.client]]
-        right = [expected_accuracy(recall, held)[0] for recall in request.recalls["recalls"].numpy()]
+        mix = engine.federation.class_mixes[[request.client]]
+        right = [expected_accuracy(recall, mix)[0] for recall in request.recalls["recalls"].numpy()]
         results = {"accuracy": torch.tensor(right, dtype=torch.float64)}
     elif request.how == "local":
-        counts = [_counts(engine, Model(expand(m.params, 1), expand(m.buffers, 1)), request.client) for m in models]
+        held = engine.federation.indices(request.client)
+        counts = [_counts(engine, Model(expand(m.params, 1), expand(m.buffers, 1)), held) for m in models]
         right = [int(correct.sum()) / int(labels.sum()) for _, correct, labels in counts]
         results = {"accuracy": torch.tensor(right, dtype=torch.float64)}
     else:
@@ -154,7 +158,7 @@ def _cached_engine(run_text: str, node_items: tuple[tuple[str, object], ...], cl
     training = LocalTraining(config.epochs, config.batch_size, config.lr, config.augment == "crop-flip", config.seed)
     engine = SequentialEngine(
         module,
-        federation_of(share, client, config.clients),
+        federation_of(share, client, config),
         config.algorithm,
         training,
         pick_device(str(node.get("device", config.device))),
@@ -165,9 +169,9 @@ def _cached_engine(run_text: str, node_items: tuple[tuple[str, object], ...], cl
     return engine
 
 
-def _counts(engine: SequentialEngine, model: Model, node: int) -> torch.Tensor:
-    """Return Z, TP and T of a model (client axis of length one) on the node's samples, [3, m]."""
-    confusion = engine.count_by_node(_on_device(engine, model), np.array([node]))[0]
+def _counts(engine: SequentialEngine, model: Model, held: Indices) -> torch.Tensor:
+    """Return Z, TP and T of a model (client axis of length one) on some of the node's samples, [3, m]."""
+    confusion = engine.count_by_node(_on_device(engine, model), [held])[0]
     counts = ClassCounts.from_confusion(confusion)
     return torch.stack([counts.predicted, counts.correct, counts.labels]).cpu()
 

@@ -82,8 +82,9 @@ class RemoteEngine:
         def checked(client: int, reply: Trained) -> Trained:
             check_update(reply, self.initial_model, self._uploads)
             if counted:
-                own = check_counts(reply.counts.get("counts"), len(self.class_names))
-                if int(own[2].sum()) != reply.samples:
+                apart = bool(self._config.validation)  # counts are not about the samples trained on
+                own = check_counts(reply.counts.get("counts"), len(self.class_names), may_be_empty=apart)
+                if not apart and int(own[2].sum()) != reply.samples:
                     raise RefusedError(f"counts: {int(own[2].sum())} samples, but it trained on {reply.samples}")
             if reply.lost_state:
                 self._members.note(client, "train", "it lost its state and started with a new one")
