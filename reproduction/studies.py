@@ -150,7 +150,7 @@ STUDIES = {
             "figure-clients",
             "lowest and highest accuracy of a client",
             "figure_client_accuracy.csv",
-            {"partition": "lsmc"},
+            {"partition": "lsmc", "client_accuracy": "test-split"},
             measures=("min_accuracy", "max_accuracy"),
         ),
         Study(

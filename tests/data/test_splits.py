@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsat.data.splits import hold_out, hold_out_for_validation
+from fedsat.data.splits import divide_among_clients, hold_out, hold_out_for_validation
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=6), st.integers(0, 5))
@@ -72,3 +72,31 @@ def test_which_classes_are_rounded_up_is_drawn() -> None:
     takens = [hold_out_for_validation(labels, 0.25, 0, client)[1] for client in range(50)]
     assert {len(taken) for taken in takens} == {2}
     assert (np.bincount(labels[np.concatenate(takens)], minlength=4) > 10).all()
+
+
+def test_dividing_among_clients_by_hand() -> None:
+    # Four samples of class 0 for clients with 3, 1 and 0 of it, two of class 1 for 0, 5 and 0, one of class 2 that
+    # nobody has.
+    labels = np.array([0, 1, 0, 2, 0, 1, 0])
+    owners = divide_among_clients(labels, np.array([[3, 0, 0], [1, 5, 0], [0, 0, 0]]), seed=4)
+    assert np.bincount(owners[labels == 0], minlength=4).tolist() == [3, 1, 0, 0]
+    assert owners[labels == 1].tolist() == [1, 1]
+    assert owners[labels == 2].tolist() == [3]  # N
+
+
+def test_dividing_among_clients_keeps_their_mix() -> None:
+    rng = np.random.default_rng(2)
+    mixes, labels = rng.integers(0, 40, (12, 4)), rng.permutation(np.arange(400) % 4)
+    owners = divide_among_clients(labels, mixes, seed=0)
+    for label in range(4):
+        counts = np.bincount(owners[labels == label], minlength=12)
+        assert np.abs(counts - 100 * mixes[:, label] / mixes[:, label].sum()).max() < 1
+    assert (owners == divide_among_clients(labels, mixes, seed=0)).all()
+    assert (owners != divide_among_clients(labels, mixes, seed=1)).any()
+
+
+def test_fewer_samples_than_clients() -> None:
+    # One sample each for ten of forty equal clients, and which ones is drawn.
+    takens = [divide_among_clients(np.zeros(10, np.int64), np.ones((40, 1), np.int64), seed) for seed in range(30)]
+    assert all(len(set(owners)) == 10 and owners.max() < 40 for owners in takens)
+    assert len(set(np.concatenate(takens))) == 40

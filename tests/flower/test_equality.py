@@ -107,6 +107,19 @@ def test_workers_without_validation_samples(clouds: Path) -> None:
     assert not any(line.left_out for line in together.records)
 
 
+def test_accuracies_on_parts_of_the_test_set(clouds: Path) -> None:
+    table = settings(clouds, algorithm="feddyn", client_accuracy="test-split", validation=0.2)
+    together = federate(FaultyNodes(*nodes(clouds)), fedsat.configure(**table))
+    alone = fedsat.run(**table)
+    assert_same(together, alone)
+    assert together.state.evaluation is not None
+    assert alone.state.evaluation is not None
+    np.testing.assert_array_equal(together.state.evaluation.client_accuracies, alone.state.evaluation.client_accuracies)
+    for terms in (Terms(wait=1, worker_counts="sums"), Terms(wait=1, test="nodes")):
+        with pytest.raises(fedsat.UsageError, match="client_accuracy is 'test-split', which needs"):
+            federate(FaultyNodes(), fedsat.configure(**table), terms)
+
+
 def test_local_accuracies(clouds: Path) -> None:
     table = settings(clouds, algorithm="feddyn", client_accuracy="local")
     assert_same(federate(FaultyNodes(*nodes(clouds)), fedsat.configure(**table)), fedsat.run(**table))

@@ -44,7 +44,8 @@ STATE = {"direction": {"w": torch.ones(2, 3)}}
 COUNTS = torch.tensor([[3, 1], [2, 1], [2, 2]])
 MESSAGES: list[Message] = [
     Hello(RUN),
-    NodeInfo(3, (1, 28, 28), 5, "ab" * 32, {"samples": torch.tensor(5), "mean": torch.zeros(1)}),
+    NodeInfo(3, (1, 28, 28), 5, "ab" * 32, {"samples": torch.tensor(5), "mean": torch.zeros(1)}, {}),
+    NodeInfo(-1, (6,), 5, "ab" * 32, {}, {"class_counts": torch.tensor([5, 0])}),
     Train(RUN, 2, 5, 3, MODEL, STATE, True),
     Trained(MODEL, STATE, 10, 20, 3.5, False, {"counts": COUNTS}),
     EvaluateWorker(RUN, 1, {0: MODEL, 4: MODEL}, "nonce", {0: {1: "aa", 2: "bb"}}),

@@ -1,4 +1,4 @@
-"""Splits by class: test samples where there is no test set, and a client's validation samples."""
+"""Splits by class: test samples where there is no test set, validation samples, and a test set for each client."""
 
 from __future__ import annotations
 
@@ -43,3 +43,20 @@ def take_from_each_class(labels: Indices, quota: Indices, rng: np.random.Generat
     rank = np.arange(len(labels)) - first[labels[by_class]]
     taken = rank < quota[labels[by_class]]
     return np.sort(by_class[~taken]), np.sort(by_class[taken])
+
+
+def divide_among_clients(labels: Indices, class_mixes: Indices, seed: int) -> Indices:
+    """Return the client of each sample, so that clients get samples in the mix of their class counts [N, m].
+
+    The shuffled samples of each class are split at the rounded cumulative shares of the clients, taken in random order.
+    Samples of a class that no client has get the number N.
+    """
+    rng = generator(seed, "test split")
+    clients = len(class_mixes)
+    owners = np.full(len(labels), clients, dtype=np.int64)
+    for label, counts in enumerate(class_mixes.T):
+        samples, order = rng.permutation(np.flatnonzero(labels == label)), rng.permutation(clients)
+        if counts.any():
+            ends = np.rint(len(samples) * np.cumsum(counts[order]) / counts.sum())
+            owners[samples] = order[np.searchsorted(ends, np.arange(len(samples)), side="right")]
+    return owners

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,12 @@ from torch import Tensor, nn
 
 from fedsat.algorithms import Algorithm, Batch, Model, Network, Server, Updates
 from fedsat.data import Federation
+from fedsat.data.splits import divide_among_clients
 from fedsat.engine.capacity import evaluation_batch
 from fedsat.engine.evaluate import Counter
 from fedsat.engine.examples import Examples
 from fedsat.engine.network import initial_weights
-from fedsat.metrics import ClassCounts, ClientAccuracy, Evaluation, Floats
+from fedsat.metrics import ClassCounts, ClientAccuracy, Evaluation, accuracy_by_client
 from fedsat.rounds.local import LocalTraining
 from fedsat.rounds.round import Traffic, count_traffic
 from fedsat.seeding import Indices
@@ -49,7 +51,7 @@ class BaseEngine:
         self.training = training
         self.device = device
         self.class_mixes = federation.class_mixes
-        """Class counts for the expected client accuracy; a label attack does not change them."""
+        """Class counts for the accuracies of the clients; a label attack does not change them."""
         self.mean_samples = len(federation.order) / federation.clients
         """n/N; a node, which knows only its own samples, gets it from the server."""
         self.initial_model = initial_weights(module, device, dtype)
@@ -124,6 +126,11 @@ class BaseEngine:
         owners = np.repeat(np.arange(len(held)), [len(indices) for indices in held])
         return torch.from_numpy(np.concatenate(held)).to(self.device), torch.from_numpy(owners).to(self.device)
 
+    @cached_property
+    def test_owners(self) -> Indices:
+        """The client of each test sample if the test set is divided among the clients, N for samples of nobody."""
+        return divide_among_clients(self.federation.dataset.test.labels, self.class_mixes, self.training.seed)
+
     def test(self, model: Model) -> Evaluation:
         """Evaluate the global model on the test set."""
         with tuned_kernels():
@@ -134,14 +141,16 @@ class BaseEngine:
         return [self._evaluate_model(model, client_accuracy) for model in models]
 
     def _evaluate_model(self, model: Model, client_accuracy: ClientAccuracy) -> Evaluation:
+        if client_accuracy == "test-split":
+            with tuned_kernels():
+                return self.test_counter.evaluate(model, self.test_owners, self.clients)
         evaluation = self.test(model)
         if client_accuracy == "expected":
             return replace(evaluation, client_accuracies=evaluation.expected_client_accuracy(self.class_mixes))
         stacked = Model(expand(model.params, 1), expand(model.buffers, 1))
         held = [self.federation.indices(client) for client in range(self.clients)]
         counts = self.count_by_node(stacked, held).cpu().numpy()
-        right: Floats = np.trace(counts, axis1=1, axis2=2) / counts.sum(axis=(1, 2))
-        return replace(evaluation, client_accuracies=right)
+        return replace(evaluation, client_accuracies=accuracy_by_client(counts))
 
     def traffic(
         self, server: Server, sampled: int, responded: int, updates: Updates, counts: ClassCounts | None

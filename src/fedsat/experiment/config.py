@@ -17,6 +17,7 @@ from fedsat.engine import EngineName, Precision
 from fedsat.errors import UsageError, unknown
 from fedsat.experiment.legacy import modern_name, modern_table, modern_value, renamed, warn
 from fedsat.experiment.parts import KINDS, method_name, switch_parts
+from fedsat.metrics import ClientAccuracy
 from fedsat.models import FROM_DATA, models
 from fedsat.options import Option, OptionField, Registry, check, options_of
 from fedsat.rounds import Attack, attacks
@@ -52,8 +53,11 @@ class Config:
         float, Option("decay of a running mean of the global models, evaluated as well; 0: none", at_least=0, below=1)
     ] = 0.0
     client_accuracy: Annotated[
-        Literal["expected", "local"],
-        Option("clients' accuracy from their class mix and the test recalls, or on their local training samples"),
+        ClientAccuracy,
+        Option(
+            "clients' accuracy from their class mix and the test recalls, on the test set divided among them, or on "
+            "their local training samples"
+        ),
     ] = "expected"
     metrics: Annotated[tuple[str, ...], Option("metrics of your own, as module:name, recorded and compared")] = ()
     dropout: Annotated[

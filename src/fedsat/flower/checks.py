@@ -90,5 +90,13 @@ def check_moments(moments: Tree, channels: int) -> None:
         raise RefusedError("moments: a variance is negative, or there are no samples")
 
 
+def check_class_counts(class_counts: Tree, classes: int) -> None:
+    """Refuse class counts that no samples can have."""
+    check_tree("class counts", class_counts, {"class_counts": torch.zeros(classes, dtype=torch.int64)})
+    counts = class_counts["class_counts"]
+    if bool(((counts < 0) | (counts > MOST)).any()) or not bool(counts.any()):
+        raise RefusedError("class counts: a value is negative or too large, or there are no samples")
+
+
 def _names(state: State) -> str:
     return ", ".join(state) or "nothing"

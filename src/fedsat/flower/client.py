@@ -64,13 +64,16 @@ def hello(content: RecordDict, context: Context) -> NodeInfo:
     request, memory, node = Hello.unpack(content), Memory(context.state), context.node_config
     config = Config.of(request.run.settings)
     share = load_share(request.run, config, node)
-    samples = len(federation_of(share, 0, config).order)  # the same number for any client, but not the same samples
+    federation = federation_of(share, 0, config)  # the numbers of samples are the same for any client
     memory.reset()
-    moments: Tree = {}
+    moments, class_counts = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
     if request.run.held_out:
         mean, variance = map(torch.from_numpy, mean_and_variance(share.train.images))
         moments = {"samples": torch.tensor(len(share.train)), "mean": mean, "variance": variance}
-    return NodeInfo(number_of(node), share.input_shape, samples, masks.public_key(memory.secret), moments)
+    if config.client_accuracy == "test-split":
+        class_counts = {"class_counts": torch.from_numpy(federation.class_mixes[0])}
+    samples, key = len(federation.order), masks.public_key(memory.secret)
+    return NodeInfo(number_of(node), share.input_shape, samples, key, moments, class_counts)
 
 
 def train(content: RecordDict, context: Context) -> Trained:

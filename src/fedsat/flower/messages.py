@@ -70,7 +70,7 @@ class Hello(Message):
 
 @dataclass(frozen=True)
 class NodeInfo(Message):
-    """A node's reply to `Hello`. It reveals nothing about labels."""
+    """A node's reply to `Hello`. It reveals nothing about labels, unless the run asks for the class counts."""
 
     number: int
     """The client's number (the node's partition-id), or −1 if the server may choose it."""
@@ -82,13 +82,15 @@ class NodeInfo(Message):
     """The node's public key for this run, in hex; see `fedsat.flower.masks`."""
     moments: Tree = field(default_factory=dict)
     """If samples are held out: the number of training samples, and the mean and variance of each channel."""
+    class_counts: Tree = field(default_factory=dict)
+    """If the test set is divided among the clients: `class_counts` of all samples of the node, [m]."""
 
     name: ClassVar[str] = "node_info"
 
     def envelope(self) -> Envelope:
         """Return the content of the message."""
         values = {"number": self.number, "shape": json.dumps(self.shape), "key": self.key}
-        return Envelope(values, {"samples": self.samples}, {"moments": self.moments})
+        return Envelope(values, {"samples": self.samples}, {"moments": self.moments, "class_counts": self.class_counts})
 
     @classmethod
     def read(cls, envelope: Envelope) -> Self:
@@ -100,7 +102,9 @@ class NodeInfo(Message):
         samples = envelope.whole("samples")
         if samples < 1:
             raise ValueError("a node needs at least one sample")
-        return cls(envelope.whole("number"), shape, samples, key, envelope.tree("moments"))
+        return cls(
+            envelope.whole("number"), shape, samples, key, envelope.tree("moments"), envelope.tree("class_counts")
+        )
 
 
 @dataclass(frozen=True)

@@ -114,7 +114,7 @@ def assemble(transport: Transport, config: Config, terms: Terms) -> Setup:
         network = ModuleNetwork(module, features=False, half=config.precision == "bf16")
         examples = Examples(dataset.test, dataset, device, dtype)
         batch = evaluation_batch(module, dataset.input_shape, device)
-        test = Counter(network, examples, dataset.classes, batch).evaluate
+        test = Counter(network, examples, dataset.classes, batch)
     notes = [dataset.note] if dataset is not None and dataset.note else []
     return Setup(
         config,
@@ -139,6 +139,11 @@ def _check_terms(config: Config, terms: Terms) -> None:
         raise UsageError(
             "worker_counts is 'sums', but each client is its only worker; use more --workers, and a --per-round below"
             f" {config.clients}, the number of clients"
+        )
+    if config.client_accuracy == "test-split" and (terms.test == "nodes" or terms.worker_counts == "sums"):
+        raise UsageError(
+            "client_accuracy is 'test-split', which needs the server's test set and the nodes' class counts; use "
+            "'expected', or test = 'server' and worker_counts = 'each'"
         )
 
 
