@@ -39,7 +39,7 @@ SETTINGS: dict[str, tuple[str, type]] = {
 """Columns of the paper's tables and of our studies: the setting that each one is, and its type."""
 
 ROUNDS = {"mlp": 200, "lenet5": 200, "resnet8": 400, "resnet18": 250}
-"""The paper's rounds by model (SPEC §8), where a figure does not give its own."""
+"""The paper's rounds by model, where a figure does not give its own."""
 
 AVERAGE = 0.8
 """Every method is reported with the running mean of its global models beside the last one."""
@@ -150,7 +150,7 @@ STUDIES = {
             "figure-clients",
             "lowest and highest accuracy of a client",
             "figure_client_accuracy.csv",
-            {"partition": "lsmc"},
+            {"partition": "lsmc", "client_accuracy": "test-split"},
             measures=("min_accuracy", "max_accuracy"),
         ),
         Study(

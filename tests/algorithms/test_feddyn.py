@@ -7,7 +7,7 @@ import torch
 
 import fedsat
 from fedsat.algorithms import FedDyn, Model, Server
-from tests.support.byhand import Bowl, Bowls, one, scalar, values
+from tests.support.byhand import Bowl, Bowls, one, played, same, scalar, values
 
 
 def test_two_rounds_by_hand_with_a_client_missing_in_each() -> None:
@@ -53,6 +53,35 @@ def test_it_gets_there_from_anywhere_with_one_client_missing_each_time() -> None
     assert bowls.theta == pytest.approx(2)
     assert reported(bowls) == pytest.approx(2)
     assert [bowls.kept(client, "dual") for client in range(3)] == pytest.approx([14, -12, -2])
+
+
+def test_alpha_scaled_by_size_by_hand() -> None:
+    # Sizes 9, 1 and 5: n/N = 5, so α_k = 0.9·5/9 = ½ for A and 0.9·5/1 = 4.5 for B. η = ¼, Θ = 0, λ = 0 at first.
+    # A (b = 4): θ = ¼·4 = 1, then 1 − ¼ ((1 − 4) + ½·1) = 13/8 = λ. B (b = −8), one step: θ = −2 = λ.
+    # λ̄ = (13/8 − 2)/3 = −1/8; mean of the active −3/16; Θ = −5/16.
+    bowls = Bowls(FedDyn(alpha=0.9, scale_by_size=True), [Bowl(4, K=2, n=9), Bowl(-8, K=1, n=1), Bowl(0, 1, 5)], 0.25)
+    bowls.play(0, 1)
+    assert [bowls.kept(client, "dual") for client in (0, 1)] == pytest.approx([13 / 8, -2])
+    assert bowls.theta == pytest.approx(-5 / 16)
+    # Round 2, B: θ = −5/16 − ¼ ((−5/16 + 8) + 4.5·(−2)) = −5/16 + 21/64, so λ = −2 + 21/64.
+    bowls.play(1)
+    assert bowls.kept(1, "dual") == pytest.approx(-2 + 21 / 64)
+
+
+def test_with_alpha_scaled_by_size_every_sample_counts_once() -> None:
+    # Sizes 3, 1 and 2 with b = 9, −4 and 1: the mean of b over the samples is (27 − 4 + 2)/6 = 25/6.
+    # λ_k = (b − Θ)/α_k with α_k = 0.5·2/n_k, so n_k (b − Θ).
+    bowls = Bowls(FedDyn(alpha=0.5, scale_by_size=True), [Bowl(9, 3, 3), Bowl(-4, 1, 1), Bowl(1, 2, 2)], lr=0.4)
+    for number in range(300):
+        bowls.play(*[[0, 1], [1, 2], [0, 2]][number % 3])
+    assert bowls.theta == pytest.approx(25 / 6)
+    wanted = [n * (b - 25 / 6) for b, n in ((9, 3), (-4, 1), (1, 2))]
+    assert [bowls.kept(client, "dual") for client in range(3)] == pytest.approx(wanted)
+
+
+def test_clients_of_equal_size_have_the_same_alpha() -> None:
+    left, right = (FedDyn(alpha=0.5, scale_by_size=scaled) for scaled in (True, False))
+    assert same(played(left, partition="iid"), played(right, partition="iid"))
 
 
 def test_a_vanishing_alpha_is_the_uniform_mean_plus_the_mean_dual() -> None:

@@ -1,6 +1,9 @@
-"""FedSat's correction worked out by hand (SPEC §2), and what its parts come to when switched off."""
+"""FedSat's correction worked out by hand, and what its parts come to when switched off."""
 
 from __future__ import annotations
+
+from dataclasses import replace
+from math import log
 
 import pytest
 import torch
@@ -11,6 +14,7 @@ from fedsat.algorithms import (
     FedSat,
     LocalResult,
     Model,
+    Outputs,
     PredictionSensitiveLoss,
     PrioritizedClassWeights,
     Server,
@@ -20,7 +24,7 @@ from fedsat.algorithms import (
 from fedsat.algorithms.objective import CrossEntropy
 from fedsat.algorithms.weighting import BySamples
 from fedsat.errors import UsageError
-from tests.support.byhand import make_task, make_updates, one, played, same, scalar
+from tests.support.byhand import make_batch, make_task, make_updates, one, played, same, scalar
 
 
 def task(received: float, kept: tuple[float, ...], lr: float = 0.1) -> Task:
@@ -81,20 +85,37 @@ def test_direction_is_momentum_less_what_clients_said_last_time() -> None:
     assert float(after.memory["direction"]["w"]) == pytest.approx(3.0)
 
 
-def test_paper_scale_is_the_letter() -> None:
+def test_paper_scale_of_the_global_direction() -> None:
     # v_t = (η/E)(Θ_t − Θ_{t−1}) = (0.1/5)·(0.65 − 1) = −0.007.
     method = FedSat(scale="paper", gamma=1)
     server = Server(Model(scalar(1.0), {}))
     after = method.aggregate(server, make_updates(one(0.4, 1.4), [2, 4], 0.1), torch.tensor([0.75, 0.25]).double())
     assert float(after.memory["direction"]["w"]) == pytest.approx(-0.007)
-    # v_k ← v_k − v_t + η·(gradient of the last step) = 1 − 3 + 0.1·2 = −1.8 and 5 − 3 + 0.1·4 = 2.4.
-    given = task(3.0, (1.0, 5.0))
-    carry = method.begin(given)
-    params = one(1.0, 1.0)
-    for grads in (one(9.0, 9.0), one(2.0, 4.0)):
-        params, carry = method.step(given, carry, params, grads)
-    state, _ = method.end(given, carry, LocalResult(params, {}, torch.tensor([2, 2])))
-    assert state["direction"]["w"].flatten().tolist() == pytest.approx([-1.8, 2.4])
+
+
+def test_paper_scale_takes_the_gradient_at_the_final_model_over_all_samples() -> None:
+    # Logits (θx, 0). A ends at θ = log 3 with three samples x = 1: p = (¾, ¼), so 0 is predicted for labels 0, 0, 1.
+    # Gradients −¼, −¼ and ¾ of CE; the mistake costs 1 + (2 − 0)/(3 − 0) = 5/3: mean (−¼ − ¼ + 5/4)/3 = ¼.
+    # B ends at θ = −½ log 3 with one sample x = 2 of class 1: p = (¼, ¾), rightly predicted, gradient ¼·2 = ½.
+    # v_k ← v_k − v_t + η·gradient = 1 − 3 + 0.1/4 = −1.975 and 5 − 3 + 0.1/2 = 2.05. The steps do not matter.
+    x = [[[1.0], [1.0]], [[2.0], [2.0]]]
+    batches = [
+        make_batch(x, [[0, 0], [1, 1]], [[True, True], [True, False]]),
+        make_batch(x, [[1, 0], [0, 0]], [[True, False], [False, False]]),  # the rest is padding
+    ]
+    given = replace(
+        task(3.0, (1.0, 5.0)),
+        class_counts=torch.tensor([[2, 1], [0, 1]]),
+        network=lambda params, buffers, x: Outputs(torch.cat([params["w"].unsqueeze(1) * x, 0 * x], -1)),
+        examples=lambda: iter(batches),
+    )
+    objective = PredictionSensitiveLoss(epsilon2=2, over="all", source="evaluation", tau=0)
+    method = FedSat(gamma=1, scale="paper", objective=objective)
+    carry, costs = method.begin(given), {"mistakes": torch.tensor([[[3.0, 1.0], [2.0, 0.0]]] * 2)}
+    _, carry = method.step(given, carry, one(9.0, 9.0), one(2.0, 4.0))
+    result = LocalResult(one(log(3), -log(3) / 2), {}, torch.tensor([2, 2]), costs)
+    state, _ = method.end(given, carry, result)
+    assert state["direction"]["w"].flatten().tolist() == pytest.approx([-1.975, 2.05])
 
 
 def test_all_parts_off_is_fedavg_bit_for_bit() -> None:

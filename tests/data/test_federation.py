@@ -42,6 +42,22 @@ def test_who_holds_what(small: Federation) -> None:
             small.indices(client)
 
 
+def test_validation_is_set_aside(small: Federation) -> None:
+    # A third: 2/3 of the two samples of client 0, and of client 1 only class 1 has a sample to spare (4/3 in all).
+    split = small.with_validation(1 / 3, seed=0)
+    assert [len(own) for own in split.validation] == [1, 1]
+    assert split.class_counts.tolist() == [[1, 0, 0], [1, 1, 1]]
+    assert split.class_mixes.tolist() == small.class_counts.tolist() == small.class_mixes.tolist()
+    assert split.sizes.tolist() == [1, 3]
+    for client in range(2):
+        assert split.worker_indices(client).tolist() == split.validation[client].tolist()
+        assert small.worker_indices(client).tolist() == small.indices(client).tolist()
+        both = [*split.indices(client), *split.validation[client]]
+        assert sorted(both) == small.indices(client).tolist()
+    assert small.with_validation(0.0, seed=0) is small
+    assert split.fingerprint != small.fingerprint
+
+
 def test_summary_by_hand(small: Federation) -> None:
     summary = small.summary()
     assert (summary.clients, summary.samples) == (2, 6)

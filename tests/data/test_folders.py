@@ -6,12 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from PIL import Image
 
 from fedsat import data
-from fedsat.data.arrays import hold_out
 from fedsat.data.folders import load_folder
 from fedsat.errors import DataError, UsageError
 
@@ -65,17 +62,6 @@ def test_a_sixth_is_held_out(tmp_path: Path) -> None:
     again, other = data.load(folder, seed=4), data.load(folder, seed=5)
     np.testing.assert_array_equal(again.test.images, dataset.test.images)
     assert not np.array_equal(other.test.images, dataset.test.images)
-
-
-@given(st.lists(st.integers(1, 30), min_size=1, max_size=6), st.integers(0, 5))
-@settings(max_examples=40, deadline=None)
-def test_hold_out_by_class(counts: list[int], seed: int) -> None:
-    labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(counts)), counts))
-    train, test = hold_out(labels, seed)
-    assert sorted([*train, *test]) == list(range(len(labels)))
-    held = np.bincount(labels[test], minlength=len(counts))
-    for count, out in zip(counts, held, strict=True):
-        assert out == (0 if count == 1 else max(1, round(count / 6)))
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,9 @@ def test_graphs_count_what_is_counted_without(model: Any) -> None:
     graphed, plain = engine("stacked", "fedsat", model), engine("sequential", "fedsat", model)
     for nodes in (np.array([0, 3]), np.arange(9), np.array([5])):  # more groups than before are recorded anew
         stacked = Model(expand(plain.initial_model.params, 1), expand(plain.initial_model.buffers, 1))
-        assert torch.equal(graphed.count_by_node(stacked, nodes), plain.count_by_node(stacked, nodes))
+        held = [plain.federation.indices(node) for node in nodes.tolist()]
+        assert torch.equal(graphed.count_by_node(stacked, held), plain.count_by_node(stacked, held))
+    assert int(graphed.count_by_node(stacked, [np.empty(0, np.int64)]).sum()) == 0  # a worker without samples
     one, other = graphed.test(plain.initial_model), plain.test(plain.initial_model)
     assert (one.confusion == other.confusion).all()
     assert one.loss == pytest.approx(other.loss, abs=1e-12)

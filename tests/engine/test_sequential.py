@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,11 +14,12 @@ from fedsat.algorithms import Batch, FedAvg, FedSat, Outputs, Server, Task, Upda
 from fedsat.algorithms.base import Algorithm
 from fedsat.algorithms.weighting import Uniform
 from fedsat.data import Dataset, Split
+from fedsat.engine import SequentialEngine
 from fedsat.engine.examples import crop_and_flip
 from fedsat.errors import TrainingError
 from fedsat.rounds import Sampling, run_round, start
 from fedsat.tree import State, expand, nbytes
-from tests.support.federations import make_engine, tiny_dataset
+from tests.support.federations import make_engine, stacked, tiny_dataset
 
 CALLS = Sampling(per_round=3, workers=2, seed=3)
 
@@ -62,6 +64,36 @@ def test_workers_counts_are_those_of_the_clients_models() -> None:
             assert counts.predicted[row, column].tolist() == torch.bincount(guess, minlength=3).tolist()
             right = torch.bincount(labels[guess == labels], minlength=3)
             assert counts.correct[row, column].tolist() == right.tolist()
+
+
+@pytest.mark.parametrize("kind", [SequentialEngine, stacked])
+def test_workers_count_on_their_validation_samples(kind: Any) -> None:
+    # 90 samples over 5 clients: 18 each, and 0.2 of them is 3.6, rounded to 4.
+    engine = make_engine(FedSat(), validation=0.2, engine=kind)
+    training = start(engine)
+    result = run_round(engine, training, CALLS)
+    assert result.missing == ()
+    updates = engine.train(training.server, np.array([1, 4]), {}, 2).updates
+    assert updates.sizes.tolist() == [14, 14]
+    assert updates.steps.tolist() == [8, 8]
+    counts = engine.evaluate_workers(updates, np.array([[1, 0], [4, 2]]))
+    labels = engine.train_examples.labels
+    for row, nodes in enumerate(([1, 0], [4, 2])):
+        for column, node in enumerate(nodes):
+            held = torch.from_numpy(engine.federation.validation[node])
+            assert len(held) == 4
+            assert counts.labels[row, column].tolist() == torch.bincount(labels[held], minlength=3).tolist()
+
+
+@pytest.mark.parametrize("kind", [SequentialEngine, stacked])
+def test_workers_without_validation_samples_report_nothing(kind: Any) -> None:
+    engine = make_engine(FedSat(), validation=0.2, clients=45, engine=kind)  # two samples each, of two classes
+    training = start(engine)
+    result = run_round(engine, training, CALLS)
+    updates = engine.train(training.server, np.array([1, 4]), {}, 2).updates
+    assert int(engine.evaluate_workers(updates, np.array([[1, 0], [4, 2]])).labels.sum()) == 0
+    assert result.refused_workers == {}
+    assert result.client_weights.weights.tolist() == pytest.approx([1 / 3] * 3)  # no report favours anyone
 
 
 def test_traffic() -> None:

@@ -18,11 +18,12 @@ from fedsat.engine.kernels.quick import QuickTanh, disjoint_means
 from fedsat.engine.network import Aside
 from fedsat.errors import TrainingError, UsageError
 from fedsat.models import BatchNormRelu
+from fedsat.options import Spec
 from fedsat.rounds import lr_schedules, start
 from tests.support.federations import furthest, image_dataset, make_engine, play, stacked, tiny_dataset
 
 
-def assert_equal(algorithm: str, *, lanes: int | None, **options: Any) -> None:
+def assert_equal(algorithm: Spec, *, lanes: int | None, **options: Any) -> None:
     """Both engines on the same federation: models, server memory, client states and round records agree."""
     method = algorithms.build(algorithm)
     one, first = play(make_engine(method, **options), 2)
@@ -98,6 +99,17 @@ def test_steps_and_whole_batches(algorithm: str, steps: int | None, batch_size: 
 def test_augmentation_with_steps() -> None:
     options: dict[str, Any] = {"model": "lenet5", "dataset": image_dataset(), "augment": True, "local": {"steps": 3}}
     assert_equal("fedavg", lanes=3, partition="ls", clients=9, **options)
+
+
+@pytest.mark.parametrize("algorithm", ["fedsat", "fedsat:paper", "fedsat:robust"])
+def test_validation_samples(algorithm: str) -> None:
+    partition = {"name": "quantity", "beta": 0.5}  # some clients are too small to have any
+    assert_equal(algorithm, lanes=2, validation=0.3, partition=partition, clients=12, batch_size=7)
+
+
+def test_alpha_scaled_by_size() -> None:
+    spec = {"name": "feddyn", "alpha": 0.1, "scale_by_size": True}
+    assert_equal(spec, lanes=2, partition={"name": "quantity", "beta": 1.0}, clients=12)
 
 
 @pytest.mark.parametrize("lanes", [1, 2, None])

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 import fedsat
 from fedsat.algorithms import Algorithm, Model, Task
+from fedsat.data.splits import divide_among_clients
 from fedsat.errors import UsageError
 from fedsat.experiment import Config, Run
 from fedsat.experiment.folder import free_folder, read_records
@@ -87,11 +88,26 @@ def test_own_client_accuracy_is_measured_on_training_samples() -> None:
     federation, engine = run.setup.federation, run.setup.engine
     counts = engine.count_by_node(
         Model({name: tensor[None] for name, tensor in run.model.params.items()}, {}),
-        np.arange(federation.clients),
+        [federation.indices(client) for client in range(federation.clients)],
     ).numpy()
     accuracy = [np.trace(matrix) / matrix.sum() for matrix in counts]
     assert run.records[-1].metrics["worst_client_accuracy"] == pytest.approx(min(accuracy))
     assert counts.sum() == len(federation.order)
+
+
+@pytest.mark.parametrize("engine", ["stacked", "sequential"])
+def test_client_accuracy_on_parts_of_the_test_set(engine: str) -> None:
+    run = fedsat.run(**{**SMALL, "engine": engine}, client_accuracy="test-split")
+    evaluation, made, config = run.state.evaluation, run.setup.engine, run.setup.config
+    plain = made.test(run.model)
+    owners = divide_among_clients(plain.labels, run.setup.federation.class_counts, config.seed)
+    right = plain.scores.argmax(1) == plain.labels
+    for client, accuracy in enumerate(evaluation.client_accuracies):
+        own = owners == client
+        assert (np.isnan(accuracy) and not own.any()) or accuracy == pytest.approx(right[own].mean())
+    assert (evaluation.confusion == plain.confusion).all()
+    assert evaluation.loss == pytest.approx(plain.loss)
+    assert run.records[-1].metrics["worst_client_accuracy"] == np.nanmin(evaluation.client_accuracies)
 
 
 def test_evaluate_every() -> None:

@@ -101,6 +101,42 @@ def test_the_optimizer_and_the_schedule_travel(clouds: Path) -> None:
     assert [line.lr for line in together.records] == pytest.approx([0.025, 0.05, 0.025])
 
 
+def test_sizes_of_all_clients_reach_the_nodes(clouds: Path) -> None:
+    table = settings(clouds, algorithm={"name": "feddyn", "alpha": 0.1, "scale_by_size": True})
+    assert_same(federate(FaultyNodes(*nodes(clouds)), fedsat.configure(**table)), fedsat.run(**table))
+
+
+@pytest.mark.parametrize("worker_counts", ["each", "sums"])
+def test_validation_samples(worker_counts: Any, clouds: Path) -> None:
+    table = settings(clouds, algorithm="fedsat", validation=0.3)
+    terms = Terms(timeout=60, wait=60, worker_counts=worker_counts)
+    assert_same(federate(FaultyNodes(*nodes(clouds)), fedsat.configure(**table), terms), fedsat.run(**table))
+
+
+def test_workers_without_validation_samples(clouds: Path) -> None:
+    """They report nothing, and the record has no remark about them."""
+    partition = {"name": "quantity", "beta": 0.2}
+    table = settings(clouds, algorithm="fedsat", validation=0.1, partition=partition)
+    alone = fedsat.run(**table)
+    assert "clients have no validation samples" in "".join(alone.notes)
+    together = federate(FaultyNodes(*nodes(clouds)), fedsat.configure(**table))
+    assert_same(together, alone)
+    assert not any(line.left_out for line in together.records)
+
+
+def test_accuracies_on_parts_of_the_test_set(clouds: Path) -> None:
+    table = settings(clouds, algorithm="feddyn", client_accuracy="test-split", validation=0.2)
+    together = federate(FaultyNodes(*nodes(clouds)), fedsat.configure(**table))
+    alone = fedsat.run(**table)
+    assert_same(together, alone)
+    assert together.state.evaluation is not None
+    assert alone.state.evaluation is not None
+    np.testing.assert_array_equal(together.state.evaluation.client_accuracies, alone.state.evaluation.client_accuracies)
+    for terms in (Terms(wait=1, worker_counts="sums"), Terms(wait=1, test="nodes")):
+        with pytest.raises(fedsat.UsageError, match="client_accuracy is 'test-split', which needs"):
+            federate(FaultyNodes(), fedsat.configure(**table), terms)
+
+
 def test_local_accuracies(clouds: Path) -> None:
     table = settings(clouds, algorithm="feddyn", client_accuracy="local")
     assert_same(federate(FaultyNodes(*nodes(clouds)), fedsat.configure(**table)), fedsat.run(**table))

@@ -38,13 +38,14 @@ from fedsat.flower.server import pooled_moments, read_run_config
 from fedsat.flower.terms import Terms
 from fedsat.flower.transport import readable_reason
 
-RUN = RunSpec({"lr": 0.1, "algorithm": {"name": "fedavg"}}, ("cat", "dog"), False, (0.1 + 0.2,), (1 / 3,))
+RUN = RunSpec({"lr": 0.1, "algorithm": {"name": "fedavg"}}, ("cat", "dog"), False, (0.1 + 0.2,), (1 / 3,), 10 / 3)
 MODEL = Model({"w": torch.randn(2, 3), "b": torch.zeros(3)}, {"seen": torch.tensor(7)})
 STATE = {"direction": {"w": torch.ones(2, 3)}}
 COUNTS = torch.tensor([[3, 1], [2, 1], [2, 2]])
 MESSAGES: list[Message] = [
     Hello(RUN),
-    NodeInfo(3, (1, 28, 28), "ab" * 32, {"samples": torch.tensor(5), "mean": torch.zeros(1)}),
+    NodeInfo(3, (1, 28, 28), 5, "ab" * 32, {"samples": torch.tensor(5), "mean": torch.zeros(1)}, {}),
+    NodeInfo(-1, (6,), 5, "ab" * 32, {}, {"class_counts": torch.tensor([5, 0])}),
     Train(RUN, 2, 5, 3, MODEL, STATE, True),
     Trained(MODEL, STATE, 10, 20, 3.5, False, {"counts": COUNTS}),
     EvaluateWorker(RUN, 1, {0: MODEL, 4: MODEL}, "nonce", {0: {1: "aa", 2: "bb"}}),
@@ -183,7 +184,9 @@ def test_pooled_moments_by_hand() -> None:
     infos = []
     for part in (values[:1], values[1:]):
         moments = {"samples": len(part), "mean": part.mean(0), "variance": part.var(0)}
-        infos.append(NodeInfo(-1, (2,), "", {name: torch.as_tensor(value) for name, value in moments.items()}))
+        infos.append(
+            NodeInfo(-1, (2,), len(part), "", {name: torch.as_tensor(value) for name, value in moments.items()})
+        )
     mean, std = pooled_moments(infos)
     assert mean == pytest.approx((3.0, 4.0))
     assert std == pytest.approx((np.sqrt((4 + 1 + 9) / 3), 1.0))  # a constant channel is divided by 1
@@ -207,7 +210,7 @@ def test_a_node_loads_the_samples_of_its_client() -> None:
     config = fedsat.configure(clients=5, per_round=2, partition="ls")
     whole = fedsat.data.Federation.build(fedsat.data.load("mnist-mini"), config.partition, 5, config.seed)
     share = load_share(run, config, {"partition-id": 3})
-    federation = federation_of(share, 3, 5)
+    federation = federation_of(share, 3, config)
     assert federation.sizes.tolist() == [0, 0, 0, whole.sizes[3], 0]
     assert federation.class_counts[3].tolist() == whole.class_counts[3].tolist()
     assert np.array_equal(share.train.images, whole.dataset.train.images[whole.indices(3)])

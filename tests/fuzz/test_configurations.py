@@ -104,7 +104,8 @@ SETTINGS = st.fixed_dictionaries(
     optional={
         "augment": st.sampled_from(["none", "crop-flip"]),
         "evaluate_every": st.integers(1, 3),
-        "client_accuracy": st.sampled_from(["expected", "local"]),
+        "client_accuracy": st.sampled_from(["expected", "test-split", "local"]),
+        "validation": st.sampled_from([0.0, 0.1, 0.5]),
         "engine": st.sampled_from(["auto", "stacked", "sequential"]),
         "precision": st.sampled_from(["float32", "float64", "bf16"]),
         "image_size": st.sampled_from([None, 7]),

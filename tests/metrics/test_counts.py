@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedsat.metrics import ClassCounts, Evaluation, confusion_counts, rounds_to_target
+from fedsat.metrics import ClassCounts, Evaluation, accuracy_by_client, confusion_counts, rounds_to_target
 
 # 10 samples of class 0 (8 right), 20 of class 1 (5 right), none of class 2 (though predicted 3 times).
 EVALUATION = Evaluation(np.array([[8, 2, 0], [12, 5, 3], [0, 0, 0]]), 0.7)
@@ -24,6 +24,12 @@ def test_expected_client_accuracy() -> None:
     # Mixes (3, 1), (0, 4) and one with a class that cannot be tested, (1, 1, 8): it is left out of the mix.
     accuracy = EVALUATION.expected_client_accuracy(np.array([[3, 1, 0], [0, 4, 0], [1, 1, 8]]))
     assert accuracy.tolist() == pytest.approx([0.75 * 0.8 + 0.25 * 0.25, 0.25, 0.525])
+
+
+def test_accuracy_by_client() -> None:
+    accuracy = accuracy_by_client(np.array([[[3, 1], [2, 4]], [[0, 0], [0, 0]]]))
+    assert accuracy[0] == pytest.approx(7 / 10)
+    assert np.isnan(accuracy[1])
 
 
 def test_counting() -> None:

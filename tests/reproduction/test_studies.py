@@ -24,7 +24,7 @@ from tests.support.made_runs import make_run
 SIZES = {
     "table-ls": (120, 120), "table-lsmc": (180, 180), "table-lqsmc": (120, 120), "table-workers": (9, 9),
     "table-ablation": (12, 12), "figure-convergence": (90, 0), "figure-clients": (30, 60), "figure-classes": (10, 100),
-    "figure-scalability": (40, 0), "tuning": (78, 0), "defaults": (125, 0), "choice": (56, 0),
+    "figure-scalability": (40, 0), "tuning": (93, 0), "defaults": (125, 0), "choice": (56, 0),
 }  # fmt: skip
 
 
@@ -270,10 +270,15 @@ def test_the_best_of_a_grid_is_chosen_and_used(tmp_path: Path, monkeypatch: pyte
 
     grid = [result("fedprox mu=0.1", 93.0), result("fedprox mu=0.1", 89.0), result("fedprox mu=1.0", 92.0)]
     grid += [result("scaffold controls=I", 50.0), result("scaffold controls=II, other", 60.0)]
+    grid += [result("fedsat:paper weighting.sigma=1.0", 70.0), result("fedsat:paper weighting.sigma=2.0", 71.0)]
     chosen = best_variants([*grid, result("fedprox mu=0.1", 60.0, "cifar10, resnet8, classes_per_client=4")])
     assert chosen == {
         "cifar10": {"fedprox": {"mu": 0.1}},
-        "mnist": {"fedprox": {"mu": 1.0}, "scaffold": {"controls": "I"}},
+        "mnist": {
+            "fedprox": {"mu": 1.0},
+            "fedsat:paper": {"weighting.sigma": 2.0},
+            "scaffold": {"controls": "I"},
+        },
     }
     assert tomllib.loads(tuned_text(chosen)) == chosen
     (tmp_path / "tuned.toml").write_text(tuned_text(chosen))
@@ -281,3 +286,5 @@ def test_the_best_of_a_grid_is_chosen_and_used(tmp_path: Path, monkeypatch: pyte
     (cell,) = select(STUDIES["figure-convergence"], {"dataset": ["mnist"], "method": ["fedprox"],
                                                      "classes_per_client": ["2"]})  # fmt: skip
     assert configure(STUDIES["figure-convergence"], cell, "full", 0).table()["algorithm"]["mu"] == 1.0
+    letter = Cell("fedsat:paper", cell.setting)
+    assert configure(STUDIES["figure-convergence"], letter, "full", 0).table()["algorithm"]["weighting"]["sigma"] == 2.0

@@ -234,12 +234,17 @@ def test_noise_has_the_length_asked_for_and_repeats() -> None:
     assert torch.equal(updates.model.params["w"], params["w"])
 
 
-def test_flipped_labels_are_the_attackers_alone() -> None:
-    federation = make_engine(FedAvg(), **SKEWED).federation
+@pytest.mark.parametrize("validation", [0.0, 0.3])
+def test_flipped_labels_are_the_attackers_alone(validation: float) -> None:
+    federation = make_engine(FedAvg(), **SKEWED, validation=validation).federation
     flipped = attacks.build("label-flip").poison(federation, ATTACKERS)
-    for client in range(15):
-        there, here = federation.class_counts[client], flipped.class_counts[client]
-        assert here.tolist() == (there[::-1] if client in ATTACKERS else there).tolist()
+    for before, after in (
+        (federation.class_counts, flipped.class_counts),
+        (federation.class_mixes, flipped.class_mixes),
+    ):
+        for client in range(15):
+            there = before[client]
+            assert after[client].tolist() == (there[::-1] if client in ATTACKERS else there).tolist()
 
 
 def test_liars_push_each_other_and_bury_the_rest() -> None:

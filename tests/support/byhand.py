@@ -35,6 +35,7 @@ def make_task(clients: int, **given: Any) -> Task:
         "received": {},
         "state": {},
         "class_counts": torch.ones(clients, 2, dtype=torch.int64),
+        "mean_samples": 2.0,
         "lr": 0.1,
         "epochs": 5,
         "network": lambda params, buffers, x: Outputs(x),
@@ -107,7 +108,15 @@ class Bowls:
         method, bowl, model = self.method, self.bowls[client], self.server.model
         fresh = {name: one(*values(tree)) for name, tree in method.initial_client_state(model).items()}
         kept = self.states.get(client, fresh)
-        task = make_task(1, start=model, received=method.broadcast(self.server), state=kept, lr=self.lr)
+        task = make_task(
+            1,
+            start=model,
+            received=method.broadcast(self.server),
+            state=kept,
+            lr=self.lr,
+            class_counts=torch.tensor([[bowl.n]]),
+            mean_samples=sum(bowl.n for bowl in self.bowls) / len(self.bowls),
+        )
         task, params = replace(task, optimizer=self.optimizer), one(*values(model.params))
         carry = {**method.begin(task), **self.optimizer.begin(params)}
         for _ in range(bowl.K):

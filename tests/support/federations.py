@@ -54,6 +54,7 @@ def make_engine(
     seed: int = 3,
     augment: bool = False,
     stragglers: float = 0.0,
+    validation: float = 0.0,
     attack: Attack | None = None,
     attackers: Indices | None = None,
     engine: Callable[..., Any] = SequentialEngine,
@@ -65,7 +66,7 @@ def make_engine(
     `local` holds further settings of local training.
     """
     dataset = dataset or tiny_dataset()
-    federation = Federation.build(dataset, partition, clients, seed)
+    federation = Federation.build(dataset, partition, clients, seed).with_validation(validation, seed)
     if attack is not None and attackers is not None:
         federation = attack.poison(federation, attackers)
     module = build_model(model, dataset.input_shape, dataset.classes, seed)

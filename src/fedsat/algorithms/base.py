@@ -39,7 +39,7 @@ from fedsat.algorithms.optimizer import SGD
 from fedsat.algorithms.weighting import BySamples, Weighting, weightings
 from fedsat.errors import UsageError
 from fedsat.options import Option, Registry, check, options_of
-from fedsat.tree import State, Tree, add, expand, per_client, tree_map
+from fedsat.tree import State, Tree, add, expand, per_client, tree_map, zeros_like
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,8 @@ class Task:
     """The state that each client kept from its last participation."""
     class_counts: Tensor
     """Number of samples per client and class, [C, m]."""
+    mean_samples: float
+    """n/N, the mean number of samples over all clients, sampled or not."""
     lr: float
     """η, the local learning rate of this round."""
     epochs: int
@@ -122,6 +124,8 @@ class LocalResult:
     params: Tree
     buffers: Tree
     steps: Tensor
+    costs: Tree = field(default_factory=dict)
+    """The objective's carry after the last step."""
 
 
 @dataclass(frozen=True)
@@ -279,11 +283,15 @@ def step_direction(start: Tree, end: Tree, local: Task | Updates, steps: Tensor)
     return tree_map(lambda x, y: (x - y) / (local.lr * per_client(taken, y)), start, end)
 
 
-def differentiable(task: Task) -> Model:
-    """Return one copy of the received model per client, with parameters that require gradients."""
+def received_model(task: Task) -> Model:
+    """Return one copy of the received model per client, sharing memory."""
     clients = len(task.class_counts)
-    params = tree_map(lambda tensor: tensor.detach().requires_grad_(), expand(task.start.params, clients))
-    return Model(params, expand(task.start.buffers, clients))
+    return Model(expand(task.start.params, clients), expand(task.start.buffers, clients))
+
+
+def differentiable(model: Model) -> Model:
+    """Return the model with parameters that require gradients."""
+    return Model(tree_map(lambda tensor: tensor.detach().requires_grad_(), model.params), model.buffers)
 
 
 def gradient(costs: Tensor, params: Tree) -> Tree:
@@ -291,6 +299,22 @@ def gradient(costs: Tensor, params: Tree) -> Tree:
     return dict(
         zip(params, torch.autograd.grad(costs.sum(), list(params.values()), materialize_grads=True), strict=True)
     )
+
+
+def full_gradient(task: Task, objective: Objective, model: Model, costs: Tree) -> Tree:
+    """Return the gradient of each client's mean loss over all its samples at `model`, in evaluation mode.
+
+    `costs` is the objective's carry before the first batch.
+    """
+    model = differentiable(model)
+    total = zeros_like(model.params)
+    for batch in task.examples():
+        with torch.enable_grad():
+            outputs = task.network(model.params, model.buffers, batch.x)
+            losses, costs = objective_losses(objective, task, costs, outputs, batch)
+            grads = gradient(losses.masked_fill(~batch.real, 0.0).sum(1), model.params)
+        total = add(total, grads)
+    return tree_map(lambda sums: sums / per_client(task.class_counts.sum(1), sums), total)
 
 
 def aggregate_buffers(buffers: Tree, weights: Tensor, aggregator: Aggregator) -> Tree:

@@ -25,6 +25,7 @@ from fedsat.algorithms.base import (
     algorithms,
     differentiable,
     gradient,
+    received_model,
 )
 from fedsat.options import Option
 from fedsat.tree import State, per_client, tree_map, zeros_like
@@ -40,7 +41,7 @@ class Elastic(Algorithm):
 
     def begin(self, task: Task) -> State:
         """Compute ω in evaluation mode, divided by 1 − μ^B to remove the bias against clients with few batches."""
-        model = differentiable(task)
+        model = differentiable(received_model(task))
         sensitivity = zeros_like(model.params)
         batches = torch.zeros(len(task.class_counts), dtype=torch.float64, device=task.class_counts.device)
         for batch in task.examples():

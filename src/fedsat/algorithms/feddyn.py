@@ -5,7 +5,10 @@
 
 In the paper's notation, λ_k = −g_k/α. This form is from the authors' code and avoids dividing by α. Clients that never
 participated have λ = 0. The server keeps the mean λ, which it computes from the models it receives. At convergence,
-∇L_k(Θ) = −α λ_k for every client, and the λ_k sum to zero.
+∇L_k(Θ) = −α λ_k for every client, and the λ_k sum to zero. So do the gradients: Θ minimises the clients' mean loss.
+
+With `scale_by_size`, α is α_k = α/w_k, where w_k = n_k N/n is the client's size relative to the mean. Then the
+n_k ∇L_k(Θ) sum to zero: Θ minimises the mean loss of all samples.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from fedsat.algorithms.base import (
 )
 from fedsat.algorithms.weighting import Uniform, Weighting, weightings
 from fedsat.options import Option
-from fedsat.tree import State, Tree, tree_map, zeros_like
+from fedsat.tree import State, Tree, per_client, tree_map, zeros_like
 
 
 @algorithms.register("feddyn")
@@ -39,6 +42,9 @@ class FedDyn(Algorithm):
     server_lr: Annotated[float, Option("η_g, always 1 in this method", at_least=1, at_most=1)] = 1.0
     weighting: Annotated[Weighting, Option("weight of a client", among=weightings)] = Uniform()
     alpha: Annotated[float, Option("α, strength of the dynamic regularisation", above=0)] = 0.01
+    scale_by_size: Annotated[
+        bool, Option("divide α by the client's size relative to the mean: clients count by their samples, not equally")
+    ] = False
 
     def initial_memory(self, model: Model) -> State:
         """Return the mean of all λ_k, initially 0."""
@@ -49,9 +55,13 @@ class FedDyn(Algorithm):
         return {"dual": zeros_like(model.params)}
 
     def pull(self, task: Task, carry: State, params: Tree) -> Tree:
-        """Return α (θ − Θ + λ_k)."""
+        """Return α (θ − Θ + λ_k), or with α_k = α n/(N n_k)."""
         del carry
-        return tree_map(lambda y, x, dual: self.alpha * (y - x + dual), params, task.start.params, task.state["dual"])
+        away = tree_map(lambda y, x, dual: y - x + dual, params, task.start.params, task.state["dual"])
+        if not self.scale_by_size:
+            return tree_map(lambda tensor: self.alpha * tensor, away)
+        alphas = self.alpha * task.mean_samples / task.class_counts.sum(1).to(torch.float64)
+        return tree_map(lambda tensor: per_client(alphas, tensor) * tensor, away)
 
     def end(self, task: Task, carry: State, result: LocalResult) -> tuple[State, State]:
         """Update λ_k ← λ_k + θ_k − Θ."""

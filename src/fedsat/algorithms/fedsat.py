@@ -28,6 +28,7 @@ from fedsat.algorithms.base import (
     Task,
     Updates,
     algorithms,
+    full_gradient,
     step_direction,
 )
 from fedsat.algorithms.objective import Objective, objectives
@@ -79,39 +80,27 @@ class FedSat(Algorithm):
         return {"direction": zeros_like(model.params)} if self.correction else {}
 
     def begin(self, task: Task) -> State:
-        """Compute γ (v_t − v_k), constant during the round; eq. 7 also needs the last gradient."""
+        """Compute γ (v_t − v_k), constant during the round."""
         if not self.correction:
             return {}
         drift = tree_map(
             lambda ours, own: self.gamma * (ours - own), task.received["direction"], task.state["direction"]
         )
-        return {"drift": drift, "gradient": zeros_like(drift)} if self.scale == "paper" else {"drift": drift}
+        return {"drift": drift}
 
     def pull(self, task: Task, carry: State, params: Tree) -> Tree | None:
         """Return γ (v_t − v_k)."""
         del task, params
         return carry.get("drift")
 
-    def step(self, task: Task, carry: State, params: Tree, grads: Tree) -> tuple[Tree, State]:
-        """Take the step; for eq. 7, also keep its gradient."""
-        params, carry = super().step(task, carry, params, grads)
-        return params, {**carry, "gradient": grads} if "gradient" in carry else carry
-
-    @property
-    def descends(self) -> bool:
-        """Whether engines may apply the default step; eq. 7 needs the gradient itself."""
-        return type(self).step is FedSat.step and not (self.correction and self.scale == "paper")
-
     def end(self, task: Task, carry: State, result: LocalResult) -> tuple[State, State]:
-        """Compute v_k: the mean raw gradient of the round, or eq. 7 of the paper."""
+        """Compute v_k: the mean raw gradient of the round, or with the gradient at θ_k over all samples (eq. 7)."""
         if not self.correction:
             return {}, {}
         if self.scale == "paper":
+            raw = full_gradient(task, self.objective, Model(result.params, result.buffers), result.costs)
             own = tree_map(
-                lambda v_k, v_t, g: v_k - v_t + task.lr * g,
-                task.state["direction"],
-                task.received["direction"],
-                carry["gradient"],
+                lambda v_k, v_t, g: v_k - v_t + task.lr * g, task.state["direction"], task.received["direction"], raw
             )
         else:
             along = step_direction(task.start.params, result.params, task, result.steps)

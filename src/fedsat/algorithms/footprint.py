@@ -47,6 +47,7 @@ def rehearse(algorithm: Algorithm, model: Model) -> tuple[State, State]:
         received=received,
         state=stacked,
         class_counts=torch.ones(1, 1, dtype=torch.int64),
+        mean_samples=1.0,
         lr=1.0,
         epochs=1,
         network=_echo,

@@ -22,14 +22,13 @@ from fedsat.algorithms.base import (
     Task,
     Updates,
     algorithms,
-    differentiable,
-    gradient,
+    full_gradient,
+    received_model,
     step_direction,
 )
-from fedsat.algorithms.objective import objective_losses
 from fedsat.algorithms.weighting import Uniform, Weighting, weightings
 from fedsat.options import Option
-from fedsat.tree import State, Tree, add, per_client, tree_map, zeros_like
+from fedsat.tree import State, Tree, tree_map, zeros_like
 
 
 @algorithms.register("scaffold")
@@ -58,7 +57,10 @@ class Scaffold(Algorithm):
     def begin(self, task: Task) -> State:
         """Compute c − c_k and, with option I, the new c_k, which is known before training."""
         carry = {"correction": tree_map(torch.sub, task.received["control"], task.state["control"])}
-        return {**carry, "control": self._full_gradient(task)} if self.controls == "I" else carry
+        if self.controls == "II":
+            return carry
+        costs = self.objective.begin(task, task.state["objective"])
+        return {**carry, "control": full_gradient(task, self.objective, received_model(task), costs)}
 
     def pull(self, task: Task, carry: State, params: Tree) -> Tree:
         """Return c − c_k (Karimireddy et al. 2020, eq. 3)."""
@@ -80,16 +82,3 @@ class Scaffold(Algorithm):
         changes = self.aggregator.total(updates.uploads["control_change"], weights)
         control = tree_map(lambda c, sums: c + sums / updates.population, server.memory["control"], changes)
         return replace(moved, memory={"control": control})
-
-    def _full_gradient(self, task: Task) -> Tree:
-        """Return the gradient of each client's mean loss at the received model, in evaluation mode."""
-        model = differentiable(task)
-        costs = self.objective.begin(task, task.state["objective"])
-        total = zeros_like(model.params)
-        for batch in task.examples():
-            with torch.enable_grad():
-                outputs = task.network(model.params, model.buffers, batch.x)
-                losses, costs = objective_losses(self.objective, task, costs, outputs, batch)
-                grads = gradient(losses.masked_fill(~batch.real, 0.0).sum(1), model.params)
-            total = add(total, grads)
-        return tree_map(lambda sums: sums / per_client(task.class_counts.sum(1), sums), total)

@@ -13,7 +13,7 @@ NODES, MACHINE, OUTPUT, OTHER = "Real nodes", "Machine", "Output", "Options"
 
 SECTIONS: dict[str, tuple[str, ...]] = {
     DATA: ("dataset", "partition", "classes_per_client", "beta", "image_size", "augment"),
-    FEDERATION: ("clients", "per_round", "workers"),
+    FEDERATION: ("clients", "per_round", "workers", "validation"),
     METHOD: ("algorithm", "with_", "without"),
     COMPARISON: (),
     TRAINING: ("model", "rounds", "epochs", "steps", "batch_size", "lr", "lr_schedule", "warmup", "average", "seed"),

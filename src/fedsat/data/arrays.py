@@ -1,4 +1,4 @@
-"""Arrays as a dataset holds them: axes, class labels, moments, and samples held out for testing."""
+"""Arrays as a dataset holds them: axes, class labels, and moments."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedsat.errors import DataError
-from fedsat.seeding import Indices, generator
+from fedsat.seeding import Indices
 
 Floats = NDArray[np.float64]
 
 CHUNK = 2048
 """Images per block when statistics are computed, which keeps memory small."""
-HELD_OUT = 6
-"""One sample in six is held out for testing where there is no test set, as in MNIST and CIFAR."""
 
 
 def channels_first(images: NDArray[Any], where: str) -> NDArray[Any]:
@@ -91,18 +89,6 @@ def number_clients(clients: ArrayLike, samples: int, where: str) -> Indices:
     if ids.shape != (samples,):
         raise DataError(f"{where}: expected the client of each of {samples:,} samples, found shape {list(ids.shape)}")
     return np.unique(ids.astype(str) if ids.dtype.kind == "O" else ids, return_inverse=True)[1].astype(np.int64)
-
-
-def hold_out(labels: Indices, seed: int) -> tuple[Indices, Indices]:
-    """Return indices to train and to test on: a sixth of each class is held out, and at least one sample of two."""
-    counts = np.bincount(labels)
-    quota = np.where(counts >= 2, np.maximum(1, np.round(counts / HELD_OUT)), 0)
-    shuffled = generator(seed, "hold-out").permutation(len(labels))
-    by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
-    first = np.cumsum(counts) - counts
-    rank = np.arange(len(labels)) - first[labels[by_class]]
-    held = rank < quota[labels[by_class]]
-    return np.sort(by_class[~held]), np.sort(by_class[held])
 
 
 def mean_and_variance(images: NDArray[Any]) -> tuple[Floats, Floats]:

@@ -17,7 +17,6 @@ from fedsat.data import cache
 from fedsat.data.arrays import (
     deviation,
     encode_labels,
-    hold_out,
     mean_and_variance,
     number_clients,
     samples_of,
@@ -25,6 +24,7 @@ from fedsat.data.arrays import (
 )  # fmt: skip
 from fedsat.data.builtin import FILE
 from fedsat.data.catalog import DATASETS, Arrays, has_name, info
+from fedsat.data.splits import hold_out
 from fedsat.entry_points import load_offer, offers
 from fedsat.errors import DataError, UsageError
 from fedsat.options import import_object

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from fedsat.data.datasets import Dataset
 from fedsat.data.partition import Natural, Partition, make_partition, partitions
+from fedsat.data.splits import hold_out_for_validation
 from fedsat.errors import UsageError
 from fedsat.options import Spec
 from fedsat.seeding import Indices
@@ -57,12 +58,14 @@ class Summary:
 class Federation:
     """The training samples of `dataset`, divided among clients.
 
-    Client k has the samples `order[offsets[k]:offsets[k + 1]]`, in ascending order.
+    Client k trains on the samples `order[offsets[k]:offsets[k + 1]]`, in ascending order.
     """
 
     dataset: Dataset
     order: Indices
     offsets: Indices
+    validation: tuple[Indices, ...] = ()
+    """Each client's samples for evaluations as a worker, which nobody trains on; empty if there is no such part."""
 
     @classmethod
     def build(cls, dataset: Dataset, partition: Spec | Partition, clients: int, seed: int) -> Federation:
@@ -75,6 +78,21 @@ class Federation:
         offsets = np.concatenate([[0], np.cumsum(np.bincount(owners, minlength=clients))])
         return cls(dataset, np.argsort(owners, kind="stable").astype(np.int64), offsets.astype(np.int64))
 
+    def with_validation(self, share: float, seed: int) -> Federation:
+        """Return the federation with this share of every client's samples set aside for validation."""
+        if not share:
+            return self
+        held = [self.indices(client) for client in range(self.clients)]
+        labels = self.dataset.train.labels
+        splits = [hold_out_for_validation(labels[own], share, seed, client) for client, own in enumerate(held)]
+        kept = [own[train] for own, (train, _) in zip(held, splits, strict=True)]
+        return replace(
+            self,
+            order=np.concatenate(kept),
+            offsets=np.cumsum([0, *map(len, kept)]),
+            validation=tuple(own[taken] for own, (_, taken) in zip(held, splits, strict=True)),
+        )
+
     @property
     def clients(self) -> int:
         """N, the number of clients."""
@@ -82,14 +100,26 @@ class Federation:
 
     @cached_property
     def sizes(self) -> Indices:
-        """n_k, the number of samples of each client."""
+        """n_k, the number of samples that each client trains on."""
         return np.diff(self.offsets)
 
     @cached_property
     def class_counts(self) -> Indices:
-        """Samples of each client in each class [N, m]."""
-        owner = np.repeat(np.arange(self.clients), self.sizes)
-        cell = owner * self.dataset.classes + self.dataset.train.labels[self.order]
+        """Samples that each client trains on, in each class [N, m]."""
+        return self._count(self.order, self.sizes)
+
+    @cached_property
+    def class_mixes(self) -> Indices:
+        """All samples of each client in each class [N, m], those for validation included."""
+        if not self.validation:
+            return self.class_counts
+        sizes = np.array([len(own) for own in self.validation])
+        return self.class_counts + self._count(np.concatenate(self.validation), sizes)
+
+    def _count(self, samples: Indices, sizes: Indices) -> Indices:
+        """Count samples by client and class; the first `sizes[0]` samples are those of client 0, and so on."""
+        owner = np.repeat(np.arange(self.clients), sizes)
+        cell = owner * self.dataset.classes + self.dataset.train.labels[samples]
         cells = self.clients * self.dataset.classes
         return np.bincount(cell, minlength=cells).reshape(self.clients, self.dataset.classes).astype(np.int64)
 
@@ -97,7 +127,7 @@ class Federation:
     def fingerprint(self) -> str:
         """A checksum of all samples and of who holds which."""
         train, test = self.dataset.train, self.dataset.test
-        parts = (self.order, self.offsets, train.labels, test.labels, train.images, test.images)
+        parts = (self.order, self.offsets, train.labels, test.labels, train.images, test.images, *self.validation)
         digest = hashlib.sha256(repr([self.dataset.class_names, train.images.shape]).encode())
         for part in parts:
             digest.update(np.ascontiguousarray(part).data)
@@ -108,6 +138,10 @@ class Federation:
         if not 0 <= client < self.clients:
             raise IndexError(f"client {client} is outside 0 to {self.clients - 1}")
         return self.order[self.offsets[client] : self.offsets[client + 1]]
+
+    def worker_indices(self, client: int) -> Indices:
+        """Return the samples on which a client evaluates models as a worker: those for validation, if there are any."""
+        return self.validation[client] if self.validation else self.indices(client)
 
     def summary(self) -> Summary:
         """Return sizes, classes per client, and imbalance."""

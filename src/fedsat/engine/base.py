@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,13 @@ from torch import Tensor, nn
 from fedsat.algorithms import Algorithm, Batch, Model, Network, Server, Task, Updates
 from fedsat.algorithms.weighting import with_statement
 from fedsat.data import Federation
+from fedsat.data.splits import divide_among_clients
 from fedsat.engine.capacity import evaluation_batch
 from fedsat.engine.evaluate import Counter
 from fedsat.engine.examples import Examples
 from fedsat.engine.network import initial_weights
 from fedsat.errors import UsageError
-from fedsat.metrics import ClassCounts, ClientAccuracy, Evaluation, Floats
+from fedsat.metrics import ClassCounts, ClientAccuracy, Evaluation, accuracy_by_client
 from fedsat.rounds.local import LocalTraining
 from fedsat.rounds.round import Traffic, count_traffic
 from fedsat.seeding import Indices
@@ -59,8 +61,10 @@ class BaseEngine:
         self.algorithm = algorithm
         self.training = training
         self.device = device
-        self.class_mixes = federation.class_counts
-        """Class counts for the expected client accuracy; a label attack does not change them."""
+        self.class_mixes = federation.class_mixes
+        """Class counts for the accuracies of the clients; a label attack does not change them."""
+        self.mean_samples = len(federation.order) / federation.clients
+        """n/N; a node, which knows only its own samples, gets it from the server."""
         self.initial_model = initial_weights(module, device, dtype)
         dataset = federation.dataset
         self.train_examples = Examples(dataset.train, dataset, device, dtype)
@@ -117,20 +121,28 @@ class BaseEngine:
         for row, nodes in enumerate(workers):
             params = {name: tensor[row : row + 1] for name, tensor in updates.model.params.items()}
             buffers = {name: tensor[row : row + 1] for name, tensor in updates.model.buffers.items()}
-            counts.append(self.count_by_node(Model(params, buffers), nodes))
+            counts.append(self.count_by_node(Model(params, buffers), self.held_by_workers(nodes)))
         return ClassCounts.from_confusion(torch.stack(counts))
 
-    def count_by_node(self, model: Model, nodes: Indices) -> Tensor:
-        """Return confusion matrices of one model (client axis of length one) on each node's samples, [nodes, m, m]."""
-        indices, owners = self.samples_of(nodes)
-        with tuned_kernels():
-            return self.train_counter.count(model, indices, owners, len(nodes)).counts
+    def held_by_workers(self, nodes: Indices) -> list[Indices]:
+        """Return the samples on which each of these nodes evaluates models as a worker."""
+        return [self.federation.worker_indices(node) for node in nodes.tolist()]
 
-    def samples_of(self, nodes: Indices) -> tuple[Tensor, Tensor]:
-        """Return the indices of all samples of the given nodes, and the position of the node that holds each."""
-        held = [self.federation.indices(node) for node in nodes.tolist()]
-        owners = np.repeat(np.arange(len(nodes)), [len(indices) for indices in held])
+    def count_by_node(self, model: Model, held: Sequence[Indices]) -> Tensor:
+        """Return confusion matrices of one model (client axis of length one) on each node's samples, [nodes, m, m]."""
+        indices, owners = self.joined(held)
+        with tuned_kernels():
+            return self.train_counter.count(model, indices, owners, len(held)).counts
+
+    def joined(self, held: Sequence[Indices]) -> tuple[Tensor, Tensor]:
+        """Return the indices of all nodes' samples, and the position of the node that holds each."""
+        owners = np.repeat(np.arange(len(held)), [len(indices) for indices in held])
         return torch.from_numpy(np.concatenate(held)).to(self.device), torch.from_numpy(owners).to(self.device)
+
+    @cached_property
+    def test_owners(self) -> Indices:
+        """The client of each test sample if the test set is divided among the clients, N for samples of nobody."""
+        return divide_among_clients(self.federation.dataset.test.labels, self.class_mixes, self.training.seed)
 
     def test(self, model: Model) -> Evaluation:
         """Evaluate the global model on the test set."""
@@ -142,13 +154,16 @@ class BaseEngine:
         return [self._evaluate_model(model, client_accuracy) for model in models]
 
     def _evaluate_model(self, model: Model, client_accuracy: ClientAccuracy) -> Evaluation:
+        if client_accuracy == "test-split":
+            with tuned_kernels():
+                return self.test_counter.evaluate(model, self.test_owners, self.clients)
         evaluation = self.test(model)
         if client_accuracy == "expected":
             return replace(evaluation, client_accuracies=evaluation.expected_client_accuracy(self.class_mixes))
         stacked = Model(expand(model.params, 1), expand(model.buffers, 1))
-        counts = self.count_by_node(stacked, np.arange(self.clients)).cpu().numpy()
-        right: Floats = np.trace(counts, axis1=1, axis2=2) / counts.sum(axis=(1, 2))
-        return replace(evaluation, client_accuracies=right)
+        held = [self.federation.indices(client) for client in range(self.clients)]
+        counts = self.count_by_node(stacked, held).cpu().numpy()
+        return replace(evaluation, client_accuracies=accuracy_by_client(counts))
 
     def traffic(
         self, server: Server, sampled: int, responded: int, updates: Updates, counts: ClassCounts | None

@@ -14,7 +14,8 @@ from torch.nn.utils.rnn import pad_sequence
 from fedsat.algorithms import Model, Network
 from fedsat.algorithms.objective import cross_entropy
 from fedsat.engine.examples import Examples
-from fedsat.metrics import Evaluation, Floats
+from fedsat.metrics import Evaluation, Floats, accuracy_by_client
+from fedsat.seeding import Indices
 from fedsat.tree import expand, tree_map, write
 
 TOGETHER = 16
@@ -53,16 +54,24 @@ class Counter:
     def count(self, model: Model, indices: Tensor, owners: Tensor, groups: int) -> Tally:
         """Evaluate one model (client axis of length one) on the samples at `indices`; `owners` are their groups."""
         tally = Tally.empty(groups, self.classes, indices.device)
-        for part, owner in zip(torch.split(indices, self.batch), torch.split(owners, self.batch), strict=True):
-            self._add(tally, model, part, owner)
+        for start in range(0, len(indices), self.batch):
+            self._add(tally, model, indices[start : start + self.batch], owners[start : start + self.batch])
         return tally
 
-    def evaluate(self, model: Model) -> Evaluation:
-        """Evaluate a model without client axis on all samples of the split."""
+    def evaluate(self, model: Model, owners: Indices | None = None, clients: int = 0) -> Evaluation:
+        """Evaluate a model without client axis on all samples of the split.
+
+        If the split is divided among clients, `owners` are the clients of the samples, N for samples of nobody. The
+        result then has each client's accuracy on its part.
+        """
         indices = torch.arange(len(self.examples), device=self.examples.labels.device)
+        groups = torch.zeros_like(indices) if owners is None else torch.from_numpy(owners).to(indices.device)
         alone = Model(expand(model.params, 1), expand(model.buffers, 1))
-        tally = self.count(alone, indices, torch.zeros_like(indices), 1)
-        return Evaluation(tally.counts[0].cpu().numpy(), tally.mean_loss, predict=lambda: self.predict(alone))
+        tally = self.count(alone, indices, groups, clients + 1)
+        counts = tally.counts.cpu().numpy()
+        return Evaluation(
+            counts.sum(axis=0), tally.mean_loss, accuracy_by_client(counts[:clients]), lambda: self.predict(alone)
+        )
 
     @torch.inference_mode()
     def predict(self, model: Model) -> tuple[Floats, NDArray[np.int64]]:
@@ -136,9 +145,9 @@ class GraphedCounter(Counter):
         room = -len(indices) % self.batch
         indices = torch.cat([indices, indices.new_zeros(room)])
         owners = torch.cat([owners, owners.new_full((room,), -1)])
-        for part, owner in zip(torch.split(indices, self.batch), torch.split(owners, self.batch), strict=True):
-            self._part.copy_(part)
-            self._owner.copy_(owner)
+        for start in range(0, len(indices), self.batch):
+            self._part.copy_(indices[start : start + self.batch])
+            self._owner.copy_(owners[start : start + self.batch])
             self._graph.replay()
         return Tally(self._tally.counts[:groups].clone(), self._tally.loss.clone())
 

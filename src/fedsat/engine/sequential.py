@@ -63,6 +63,7 @@ class SequentialEngine(BaseEngine):
             received=received,
             state=state,
             class_counts=torch.from_numpy(self.federation.class_counts[[client]]).to(self.device),
+            mean_samples=self.mean_samples,
             lr=lr,
             epochs=self.training.epochs,
             network=self.network,
@@ -89,7 +90,7 @@ class SequentialEngine(BaseEngine):
                 with torch.no_grad():
                     params, carry = take_step(algorithm, stepping, carry, params, grads)
                     meters, steps = meter(meters, loss), steps + 1
-        result = LocalResult(params, _with_axis(buffers), torch.tensor([steps], device=self.device))
+        result = LocalResult(params, _with_axis(buffers), torch.tensor([steps], device=self.device), costs)
         with torch.no_grad():
             state, upload = algorithm.end(task, carry, result)
         updates = self.updates([client], Model(result.params, result.buffers), upload, result.steps, task.lr)

@@ -67,7 +67,7 @@ class StackedEngine(BaseEngine):
         """Evaluate each client's model on its workers' samples; on a CPU, several models at once."""
         if self.device.type == "cuda":
             return super().evaluate_workers(updates, workers)
-        samples, owners = zip(*(self.samples_of(nodes) for nodes in workers), strict=True)
+        samples, owners = zip(*(self.joined(self.held_by_workers(nodes)) for nodes in workers), strict=True)
         with self.threads.applied():
             counts = self.train_counter.count_each(updates.model, samples, owners, workers.shape[1])
         return ClassCounts.from_confusion(counts)
@@ -209,7 +209,8 @@ class Round:
         steps = torch.tensor([seat.end - seat.begin for seat in leaving], device=engine.device)
         with torch.no_grad():
             task = self._task(done, [seat.client for seat in leaving])
-            state, upload = algorithm.end(task, done.carry, LocalResult(done.params, done.buffers, steps))
+            result = LocalResult(done.params, done.buffers, steps, done.costs)
+            state, upload = algorithm.end(task, done.carry, result)
         checked(state, f"{type(algorithm).__name__}.end")
         state = {**state, "objective": algorithm.objective.end(done.costs)}
         each = [{name: _slice(tree, place) for name, tree in state.items()} for place in range(len(leaving))]

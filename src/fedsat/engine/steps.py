@@ -146,6 +146,7 @@ def stepping_task(engine: BaseEngine, network: StackedNetwork, plan: Plan, lanes
         received=plan.received,
         state=lanes.state,
         class_counts=lanes.class_counts,
+        mean_samples=engine.mean_samples,
         lr=plan.lr,
         epochs=engine.training.epochs,
         network=network,

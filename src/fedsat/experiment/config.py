@@ -17,6 +17,7 @@ from fedsat.engine import EngineName, Precision
 from fedsat.errors import UsageError, unknown
 from fedsat.experiment.legacy import modern_name, modern_table, modern_value, renamed, warn
 from fedsat.experiment.parts import KINDS, method_name, switch_parts
+from fedsat.metrics import ClientAccuracy
 from fedsat.models import FROM_DATA, models
 from fedsat.options import Option, OptionField, Registry, check, options_of
 from fedsat.rounds import Attack, LocalTraining, LrSchedule, attacks, lr_schedules
@@ -43,6 +44,12 @@ class Config:
     clients: Annotated[int, Option("N, number of clients", at_least=1)] = 100
     per_round: Annotated[int, Option("|S_t|, clients sampled in a round", at_least=1)] = 15
     workers: Annotated[int, Option("w, nodes that evaluate each client's model, including itself", at_least=1)] = 15
+    validation: Annotated[
+        float,
+        Option(
+            "share of every client's samples that it evaluates on as a worker and never trains on", at_least=0, below=1
+        ),
+    ] = 0.0
     rounds: Annotated[int, Option("number of rounds", at_least=1)] = 60
     epochs: Annotated[int, Option("E, local epochs", at_least=1)] = 5
     steps: Annotated[
@@ -65,8 +72,11 @@ class Config:
         float, Option("decay of a running mean of the global models, evaluated as well; 0: none", at_least=0, below=1)
     ] = 0.0
     client_accuracy: Annotated[
-        Literal["expected", "local"],
-        Option("clients' accuracy from their class mix and the test recalls, or on their local training samples"),
+        ClientAccuracy,
+        Option(
+            "clients' accuracy from their class mix and the test recalls, on the test set divided among them, or on "
+            "their local training samples"
+        ),
     ] = "expected"
     metrics: Annotated[tuple[str, ...], Option("metrics of your own, as module:name, recorded and compared")] = ()
     dropout: Annotated[

@@ -76,14 +76,15 @@ class Setup:
         dataset = data.load(config.dataset, image_size=config.image_size, seed=config.seed)
         if config.augment != "none" and len(dataset.input_shape) != 3:
             raise UsageError(f"augment is {config.augment!r}, which needs images; {dataset.name} has none")
-        federation = data.Federation.build(dataset, config.partition, config.clients, config.seed)
+        whole = data.Federation.build(dataset, config.partition, config.clients, config.seed)
+        federation = whole.with_validation(config.validation, config.seed)
         module = build_model(config.model, dataset.input_shape, dataset.classes, config.seed)
         attackers = draw_attackers(config.seed, config.clients, config.attackers)
         attacked = config.attack.poison(federation, attackers)
         engine, note = make_engine(
             config.engine, module, attacked, config.algorithm, config.local_training, device, config.precision
         )
-        engine.class_mixes = federation.class_counts
+        engine.class_mixes = federation.class_mixes
         notes = [text for text in (dataset.note, note) if text]
         faults = Faults(config.dropout, config.max_norm, config.attack, attackers)
         return Setup(config, federation, engine, device, notes, faults, metrics)
@@ -155,6 +156,9 @@ class Run:
             notes.append(f"workers is {config.workers}; a client and the nodes that are not sampled are only {nodes}")
         if federation is None:
             return notes
+        lacking = sum(not len(own) for own in federation.validation)
+        if lacking:
+            notes.append(f"{lacking} clients have no validation samples; as workers, they report nothing")
         attackers = len(self.setup.faults.attackers)
         if attackers:
             notes.append(

@@ -44,7 +44,7 @@ def check_tree(what: str, sent: Tree, wanted: Tree) -> None:
             raise RefusedError(f"{what}: {name!r} is not finite")
 
 
-def check_counts(counts: Tensor | None, classes: int) -> Tensor:
+def check_counts(counts: Tensor | None, classes: int, *, may_be_empty: bool) -> Tensor:
     """Return a worker's counts [3, m] (Z, TP, T); refuse counts that no evaluation can produce."""
     if counts is None:
         raise RefusedError("counts: missing")
@@ -57,7 +57,7 @@ def check_counts(counts: Tensor | None, classes: int) -> Tensor:
         raise RefusedError("counts: more correct predictions of a class than predictions or samples of it")
     if int(predicted.sum()) != int(labels.sum()):
         raise RefusedError(f"counts: {int(predicted.sum())} predictions for {int(labels.sum())} samples")
-    if int(labels.sum()) == 0:
+    if int(labels.sum()) == 0 and not may_be_empty:
         raise RefusedError("counts: no samples")
     return counts
 
@@ -88,6 +88,14 @@ def check_moments(moments: Tree, channels: int) -> None:
     check_tree("moments", moments, {**wanted, "variance": wanted["mean"]})
     if not 1 <= int(moments["samples"]) <= MOST or bool((moments["variance"] < 0).any()):
         raise RefusedError("moments: a variance is negative, or there are no samples")
+
+
+def check_class_counts(class_counts: Tree, classes: int) -> None:
+    """Refuse class counts that no samples can have."""
+    check_tree("class counts", class_counts, {"class_counts": torch.zeros(classes, dtype=torch.int64)})
+    counts = class_counts["class_counts"]
+    if bool(((counts < 0) | (counts > MOST)).any()) or not bool(counts.any()):
+        raise RefusedError("class counts: a value is negative or too large, or there are no samples")
 
 
 def _names(state: State) -> str:

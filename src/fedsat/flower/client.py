@@ -36,6 +36,7 @@ from fedsat.flower.node_data import NodeConfig, federation_of, load_share, numbe
 from fedsat.flower.records import Message, MessageError
 from fedsat.metrics import ClassCounts, expected_accuracy
 from fedsat.models import build_model
+from fedsat.seeding import Indices
 from fedsat.tree import Tree, expand, tree_map
 
 app = ClientApp()
@@ -60,13 +61,18 @@ def handle(kind: str, content: RecordDict, context: Context) -> RecordDict:
 def hello(content: RecordDict, context: Context) -> NodeInfo:
     """Introduce this node, and start the run with an empty memory."""
     request, memory, node = Hello.unpack(content), Memory(context.state), context.node_config
-    share = load_share(request.run, Config.of(request.run.settings), node)
+    config = Config.of(request.run.settings)
+    share = load_share(request.run, config, node)
+    federation = federation_of(share, 0, config)  # the numbers of samples are the same for any client
     memory.reset()
-    moments: Tree = {}
+    moments, class_counts = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
     if request.run.held_out:
         mean, variance = map(torch.from_numpy, mean_and_variance(share.train.images))
         moments = {"samples": torch.tensor(len(share.train)), "mean": mean, "variance": variance}
-    return NodeInfo(number_of(node), share.input_shape, masks.public_key(memory.secret), moments)
+    if config.client_accuracy == "test-split":
+        class_counts = {"class_counts": torch.from_numpy(federation.class_mixes[0])}
+    samples, key = len(federation.order), masks.public_key(memory.secret)
+    return NodeInfo(number_of(node), share.input_shape, samples, key, moments, class_counts)
 
 
 def train(content: RecordDict, context: Context) -> Trained:
@@ -81,7 +87,7 @@ def train(content: RecordDict, context: Context) -> Trained:
     memory.store(request.round, trained.states[0])
     updates, counts = trained.updates, {}
     if request.count:
-        counts = {"counts": _counts(engine, updates.model, request.client)}
+        counts = {"counts": _counts(engine, updates.model, engine.federation.worker_indices(request.client))}
     return Trained(
         model=Model(_only(updates.model.params), _only(updates.model.buffers)),
         uploads={name: _only(tree) for name, tree in updates.uploads.items()},
@@ -97,9 +103,9 @@ def evaluate_worker(content: RecordDict, context: Context) -> WorkerCounts:
     """Evaluate other clients' models as their worker."""
     request, memory = EvaluateWorker.unpack(content), Memory(context.state)
     engine = _engine(request.run, context.node_config, request.worker)
-    reports: Tree = {}
+    held, reports = engine.federation.worker_indices(request.worker), dict[str, torch.Tensor]()
     for client, model in request.models.items():
-        counts = _counts(engine, Model(expand(model.params, 1), expand(model.buffers, 1)), request.worker)
+        counts = _counts(engine, Model(expand(model.params, 1), expand(model.buffers, 1)), held)
         if peers := request.peers.get(client):
             purpose = f"{request.nonce}/{client}"
             hidden = masks.masked(counts.numpy(), request.worker, memory.secret, peers, purpose)
@@ -114,11 +120,12 @@ def evaluate(content: RecordDict, context: Context) -> Evaluated:
     engine = _engine(request.run, context.node_config, request.client)
     models = [_on_device(engine, model) for model in request.models]
     if request.how == "expected":
-        held = engine.federation.class_counts[[request.client]]
-        right = [expected_accuracy(recall, held)[0] for recall in request.recalls["recalls"].numpy()]
+        mix = engine.federation.class_mixes[[request.client]]
+        right = [expected_accuracy(recall, mix)[0] for recall in request.recalls["recalls"].numpy()]
         results = {"accuracy": torch.tensor(right, dtype=torch.float64)}
     elif request.how == "local":
-        counts = [_counts(engine, Model(expand(m.params, 1), expand(m.buffers, 1)), request.client) for m in models]
+        held = engine.federation.indices(request.client)
+        counts = [_counts(engine, Model(expand(m.params, 1), expand(m.buffers, 1)), held) for m in models]
         right = [int(correct.sum()) / int(labels.sum()) for _, correct, labels in counts]
         results = {"accuracy": torch.tensor(right, dtype=torch.float64)}
     else:
@@ -150,20 +157,22 @@ def _cached_engine(run_text: str, node_items: tuple[tuple[str, object], ...], cl
     config = Config.of(run.settings)
     share = load_share(run, config, node)
     module = build_model(config.model, share.input_shape, share.classes, config.seed)
-    return SequentialEngine(
+    engine = SequentialEngine(
         module,
-        federation_of(share, client, config.clients),
+        federation_of(share, client, config),
         config.algorithm,
         config.local_training,
         pick_device(str(node.get("device", config.device))),
         torch.float64 if config.precision == "float64" else torch.float32,
         half=config.precision == "bf16",
     )
+    engine.mean_samples = run.mean_samples
+    return engine
 
 
-def _counts(engine: SequentialEngine, model: Model, node: int) -> torch.Tensor:
-    """Return Z, TP and T of a model (client axis of length one) on the node's samples, [3, m]."""
-    confusion = engine.count_by_node(_on_device(engine, model), np.array([node]))[0]
+def _counts(engine: SequentialEngine, model: Model, held: Indices) -> torch.Tensor:
+    """Return Z, TP and T of a model (client axis of length one) on some of the node's samples, [3, m]."""
+    confusion = engine.count_by_node(_on_device(engine, model), [held])[0]
     counts = ClassCounts.from_confusion(confusion)
     return torch.stack([counts.predicted, counts.correct, counts.labels]).cpu()
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from fedsat.flower.checks import RefusedError, check_moments
+from fedsat.flower.checks import RefusedError, check_class_counts, check_moments
 from fedsat.flower.exchange import Exchange
 from fedsat.flower.messages import Hello, NodeInfo
 from fedsat.flower.records import Message, MessageError
@@ -132,6 +132,8 @@ class Members:
                 raise MessageError(f"it is partition {info.number}; the run has {self.clients} clients")
             if self.hello.run.held_out:
                 check_moments(info.moments, channels=info.shape[0])
+            if self.hello.run.settings["client_accuracy"] == "test-split":
+                check_class_counts(info.class_counts, len(self.hello.run.class_names))
             self._queue[node] = info
         except (RefusedError, MessageError) as error:
             self.note(None, "members", f"node {node} cannot participate: {error}")

@@ -34,6 +34,8 @@ class RunSpec:
     """Whether the global model is tested on samples that nodes hold out, instead of the server's test set."""
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
+    mean_samples: float = 0.0
+    """n/N, the mean number of samples per client; 0 before the nodes have introduced themselves."""
 
     def text(self) -> str:
         """Return the spec as one line of JSON; numbers are exact."""
@@ -44,7 +46,7 @@ class RunSpec:
         """Read what `text` returned."""
         spec = json.loads(text)
         names, mean, std = (tuple(spec[key]) for key in ("class_names", "mean", "std"))
-        return RunSpec(dict(spec["settings"]), names, bool(spec["held_out"]), mean, std)
+        return RunSpec(dict(spec["settings"]), names, bool(spec["held_out"]), mean, std, float(spec["mean_samples"]))
 
 
 @dataclass(frozen=True)
@@ -68,24 +70,27 @@ class Hello(Message):
 
 @dataclass(frozen=True)
 class NodeInfo(Message):
-    """A node's reply to `Hello`. It reveals nothing about labels."""
+    """A node's reply to `Hello`. It reveals nothing about labels, unless the run asks for the class counts."""
 
     number: int
     """The client's number (the node's partition-id), or −1 if the server may choose it."""
     shape: tuple[int, ...]
     """The shape of a sample."""
+    samples: int
+    """n_k, the number of samples that the node trains on."""
     key: str
     """The node's public key for this run, in hex; see `fedsat.flower.masks`."""
     moments: Tree = field(default_factory=dict)
     """If samples are held out: the number of training samples, and the mean and variance of each channel."""
+    class_counts: Tree = field(default_factory=dict)
+    """If the test set is divided among the clients: `class_counts` of all samples of the node, [m]."""
 
     name: ClassVar[str] = "node_info"
 
     def envelope(self) -> Envelope:
         """Return the content of the message."""
-        return Envelope(
-            {"number": self.number, "shape": json.dumps(self.shape), "key": self.key}, trees={"moments": self.moments}
-        )
+        values = {"number": self.number, "shape": json.dumps(self.shape), "key": self.key}
+        return Envelope(values, {"samples": self.samples}, {"moments": self.moments, "class_counts": self.class_counts})
 
     @classmethod
     def read(cls, envelope: Envelope) -> Self:
@@ -94,7 +99,12 @@ class NodeInfo(Message):
         key = envelope.text("key")
         if len(bytes.fromhex(key)) != KEY:
             raise ValueError(f"the public key must have {KEY} bytes")
-        return cls(envelope.whole("number"), shape, key, envelope.tree("moments"))
+        samples = envelope.whole("samples")
+        if samples < 1:
+            raise ValueError("a node needs at least one sample")
+        return cls(
+            envelope.whole("number"), shape, samples, key, envelope.tree("moments"), envelope.tree("class_counts")
+        )
 
 
 @dataclass(frozen=True)

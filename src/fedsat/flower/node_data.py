@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from fedsat import data
-from fedsat.data.arrays import hold_out
 from fedsat.data.catalog import has_name
 from fedsat.data.folders import load_folder
+from fedsat.data.splits import hold_out
 from fedsat.errors import DataError, UsageError
 from fedsat.experiment.config import Config
 from fedsat.flower.messages import RunSpec
@@ -48,11 +48,12 @@ def load_share(run: RunSpec, config: Config, node: NodeConfig) -> data.Dataset:
     return share
 
 
-def federation_of(share: data.Dataset, client: int, clients: int) -> data.Federation:
+def federation_of(share: data.Dataset, client: int, config: Config) -> data.Federation:
     """Return a federation in which only `client` has samples, so that the engine uses the client's number."""
     samples = len(share.train)
-    offsets = np.where(np.arange(clients + 1) <= client, 0, samples)
-    return data.Federation(share, np.arange(samples, dtype=np.int64), offsets.astype(np.int64))
+    offsets = np.where(np.arange(config.clients + 1) <= client, 0, samples)
+    federation = data.Federation(share, np.arange(samples, dtype=np.int64), offsets.astype(np.int64))
+    return federation.with_validation(config.validation, config.seed)
 
 
 def _partition(run: RunSpec, config: Config, node: NodeConfig) -> data.Dataset:

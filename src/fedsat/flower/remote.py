@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,8 @@ import torch
 
 from fedsat.algorithms import Algorithm, Model, Server, Updates
 from fedsat.algorithms.footprint import rehearse
+from fedsat.data.splits import divide_among_clients
+from fedsat.engine.evaluate import Counter
 from fedsat.errors import TrainingError
 from fedsat.experiment.config import Config
 from fedsat.flower.checks import RefusedError, check_accuracies, check_confusion, check_counts, check_update
@@ -42,16 +44,16 @@ class RemoteEngine:
         terms: Terms,
         members: Members,
         model: Model,
-        evaluate: Callable[[Model], Evaluation] | None,
+        test: Counter | None,
     ) -> None:
-        """`evaluate` tests a model on the server's test set; None if it has none."""
+        """`test` evaluates models on the server's test set; None if it has none."""
         self.algorithm: Algorithm = config.algorithm
         self.initial_model = model
         self.device = next(iter(model.params.values())).device
         self._run, self._config, self._terms = run, config, terms
         self._members, self._exchange = members, members.exchange
         self._workers = Workers(members, run)
-        self._evaluate = evaluate
+        self._test = test
         self._own_counts: dict[int, torch.Tensor] = {}
         self._marks, self._worker_bytes = (0, 0), 0
         _, stacked = rehearse(self.algorithm, model)
@@ -82,8 +84,9 @@ class RemoteEngine:
         def checked(client: int, reply: Trained) -> Trained:
             check_update(reply, self.initial_model, self._uploads)
             if counted:
-                own = check_counts(reply.counts.get("counts"), len(self.class_names))
-                if int(own[2].sum()) != reply.samples:
+                apart = bool(self._config.validation)  # counts are not about the samples trained on
+                own = check_counts(reply.counts.get("counts"), len(self.class_names), may_be_empty=apart)
+                if not apart and int(own[2].sum()) != reply.samples:
                     raise RefusedError(f"counts: {int(own[2].sum())} samples, but it trained on {reply.samples}")
             if reply.lost_state:
                 self._members.note(client, "train", "it lost its state and started with a new one")
@@ -149,7 +152,10 @@ class RemoteEngine:
     def evaluate(self, models: Sequence[Model], client_accuracy: ClientAccuracy) -> list[Evaluation]:
         """Test global models here or on the nodes, and collect the accuracies of the clients that respond."""
         count, classes = len(models), len(self.class_names)
-        evaluations = [self._evaluate(model) for model in models] if self._evaluate else []
+        if self._test and client_accuracy == "test-split":
+            owners = self._test_owners(self._test.examples.labels)
+            return [self._test.evaluate(model, owners, self.clients) for model in models]
+        evaluations = [self._test.evaluate(model) for model in models] if self._test else []
         how: str = client_accuracy if evaluations else "held-out"
         recalls: Tree = {}
         if how == "expected":
@@ -178,6 +184,13 @@ class RemoteEngine:
             accuracies[:, client] = reply["accuracy"].numpy()
         evaluations = evaluations or _pooled(list(replies.values()), count)
         return [replace(one, client_accuracies=row) for one, row in zip(evaluations, accuracies, strict=True)]
+
+    def _test_owners(self, labels: torch.Tensor) -> Indices:
+        """Return the client of each test sample; a client that has not joined yet has no part."""
+        counts = np.zeros((self.clients, len(self.class_names)), dtype=np.int64)
+        for client, info in self._members.infos.items():
+            counts[client] = info.class_counts["class_counts"].numpy()
+        return divide_among_clients(labels.cpu().numpy(), counts, self._config.seed)
 
     def traffic(
         self, server: Server, sampled: int, responded: int, updates: Updates, counts: ClassCounts | None

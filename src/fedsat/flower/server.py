@@ -100,8 +100,10 @@ def assemble(transport: Transport, config: Config, terms: Terms) -> Setup:
         why = "".join(f"; {note['why']}" for note in members.take_notes()[:1])
         joined = f"{len(members.nodes)} of {config.clients} nodes joined within {terms.wait:g} s"
         raise FedsatError(f"{joined}, but {needed} are needed to start{why}")
+    infos = list(members.infos.values())
+    run = dataclasses.replace(run, mean_samples=sum(info.samples for info in infos) / len(infos))
     if not run.mean:
-        mean, std = pooled_moments(list(members.infos.values()))
+        mean, std = pooled_moments(infos)
         run = dataclasses.replace(run, mean=mean, std=std)
     device = pick_device(config.device)
     dtype = torch.float64 if config.precision == "float64" else torch.float32
@@ -112,7 +114,7 @@ def assemble(transport: Transport, config: Config, terms: Terms) -> Setup:
         network = ModuleNetwork(module, features=False, half=config.precision == "bf16")
         examples = Examples(dataset.test, dataset, device, dtype)
         batch = evaluation_batch(module, dataset.input_shape, device)
-        test = Counter(network, examples, dataset.classes, batch).evaluate
+        test = Counter(network, examples, dataset.classes, batch)
     notes = [dataset.note] if dataset is not None and dataset.note else []
     return Setup(
         config,
@@ -137,6 +139,11 @@ def _check_terms(config: Config, terms: Terms) -> None:
         raise UsageError(
             "worker_counts is 'sums', but each client is its only worker; use more --workers, and a --per-round below"
             f" {config.clients}, the number of clients"
+        )
+    if config.client_accuracy == "test-split" and (terms.test == "nodes" or terms.worker_counts == "sums"):
+        raise UsageError(
+            "client_accuracy is 'test-split', which needs the server's test set and the nodes' class counts; use "
+            "'expected', or test = 'server' and worker_counts = 'each'"
         )
 
 

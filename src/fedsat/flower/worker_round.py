@@ -34,6 +34,11 @@ class Workers:
         """m, the number of classes."""
         return len(self.run.class_names)
 
+    @property
+    def may_report_nothing(self) -> bool:
+        """Whether a worker may have no samples to evaluate on: it may be too small for a validation part."""
+        return bool(self.run.settings["validation"])
+
     def each(self, models: dict[int, Model], sets: Sets, own: dict[int, Tensor]) -> Tensor:
         """Return the counts of each worker, [K, w, 3, m]; `own` are those of the clients, sent with their updates.
 
@@ -87,10 +92,13 @@ class Workers:
     def _checked(self, jobs: dict[int, EvaluateWorker], worker: int, reply: WorkerCounts) -> dict[int, Tensor]:
         if reply.counts.keys() != {str(client) for client in jobs[worker].models}:
             raise RefusedError("counts: not those of the requested clients")
-        counts = {int(client): check_counts(own, self.classes) for client, own in reply.counts.items()}
+        counts = {int(client): self._possible(own) for client, own in reply.counts.items()}
         if len({tuple(own[2].tolist()) for own in counts.values()}) > 1:
             raise RefusedError("counts: the samples differ between clients")
         return counts
+
+    def _possible(self, counts: Tensor) -> Tensor:
+        return check_counts(counts, self.classes, may_be_empty=self.may_report_nothing)
 
     def _masked(self, models: dict[int, Model], sets: Sets) -> dict[int, EvaluateWorker]:
         """Return the messages that let every worker mask its counts with the other workers of the same client."""
@@ -113,7 +121,7 @@ class Workers:
             received = [r.numpy() for r in reports if r is not None and r.shape == (3, self.classes)]
             if len(received) < len(reports) or any(report.dtype != "int64" for report in received):
                 raise RefusedError("counts: missing, or not one integer per class")
-            return check_counts(torch.from_numpy(masks.unmasked_sum(received)), self.classes)
+            return self._possible(torch.from_numpy(masks.unmasked_sum(received)))
         except RefusedError as error:
             raise TrainingError(
                 f"round {self.members.round}, workers of client {client}: {error}; use --worker-counts each to see"

@@ -1,7 +1,14 @@
 """Everything measured: confusion counts, evaluations, metrics, and the record of a round."""
 
 from fedsat.metrics.counts import ClassCounts, confusion_counts, rounds_to_target
-from fedsat.metrics.evaluation import ClientAccuracy, Evaluation, Floats, expected_accuracy, share
+from fedsat.metrics.evaluation import (
+    ClientAccuracy,
+    Evaluation,
+    Floats,
+    accuracy_by_client,
+    expected_accuracy,
+    share,
+)
 from fedsat.metrics.record import RoundRecord, Values, worst_class
 from fedsat.metrics.table import COMPARED, METRICS, Metric, find_metrics, known, measure, metric, metric_path
 
@@ -15,6 +22,7 @@ __all__ = [
     "Metric",
     "RoundRecord",
     "Values",
+    "accuracy_by_client",
     "confusion_counts",
     "expected_accuracy",
     "find_metrics",

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from fedsat.errors import UsageError
 
 Floats = NDArray[np.float64]
-ClientAccuracy = Literal["expected", "local"]
-"""Clients' accuracy from their class mix and the test recalls, or on their local training samples."""
+ClientAccuracy = Literal["expected", "test-split", "local"]
+"""Clients' accuracy from their class mix and the test recalls, on the test set divided among them, or on their local
+training samples."""
 Predict = Callable[[], tuple[Floats, NDArray[np.int64]]]
 """Returns the class probabilities of the test samples, [n, m], and their labels, [n]."""
 
@@ -80,6 +81,11 @@ def expected_accuracy(recall: Floats, class_counts: NDArray[np.int64]) -> Floats
     known = ~np.isnan(recall)
     mix = class_counts[:, known].astype(np.float64)
     return share(mix @ recall[known], mix.sum(axis=1))
+
+
+def accuracy_by_client(counts: NDArray[np.int64]) -> Floats:
+    """Return each client's accuracy from its confusion matrix, [N, m, m]; NaN for a client without samples."""
+    return share(np.trace(counts, axis1=1, axis2=2), counts.sum(axis=(1, 2)))
 
 
 def share(part: NDArray[Any], whole: NDArray[Any]) -> Floats:

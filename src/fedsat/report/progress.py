@@ -101,7 +101,7 @@ def describe_setup(run: Run) -> str:
             f"{config.clients} nodes with their own data; {config.model['name']} with {weights:,} parameters; "
             f"{config.per_round} clients per round"
         )
-    sizes = federation.sizes
+    sizes = federation.class_mixes.sum(axis=1)
     return (
         f"{federation.dataset.name}: {len(federation.dataset.train.labels):,} samples over {federation.clients} "
         f"clients ({sizes.min()} to {sizes.max()} each); {config.model['name']} with {weights:,} parameters; "

@@ -59,7 +59,7 @@ class LabelFlip(Attack):
         dataset = federation.dataset
         labels = dataset.train.labels.copy()
         for client in attackers.tolist():
-            held = federation.indices(client)
+            held = np.union1d(federation.indices(client), federation.worker_indices(client))
             labels[held] = dataset.classes - 1 - labels[held]
         train = replace(dataset.train, labels=labels)
         return replace(federation, dataset=replace(dataset, train=train))

@@ -1,0 +1,62 @@
+"""Splits by class: test samples where there is no test set, validation samples, and a test set for each client."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedsat.seeding import Indices, generator
+
+HELD_OUT = 6
+"""One sample in six is held out for testing where there is no test set, as in MNIST and CIFAR."""
+
+
+def hold_out(labels: Indices, seed: int) -> tuple[Indices, Indices]:
+    """Return indices to train and to test on: a sixth of each class is held out, and at least one sample of two."""
+    counts = np.bincount(labels)
+    quota = np.where(counts >= 2, np.maximum(1, np.round(counts / HELD_OUT)), 0)
+    return take_from_each_class(labels, quota.astype(np.int64), generator(seed, "hold-out"))
+
+
+def hold_out_for_validation(labels: Indices, share: float, seed: int, client: int) -> tuple[Indices, Indices]:
+    """Return indices to train on and indices for validation among a client's samples.
+
+    The share of all samples is rounded, and so is that of each class, up or down; which classes are rounded up is drawn
+    among those with the largest remainders. Each class keeps at least one sample to train on.
+    """
+    rng = generator(seed, "validation", client)
+    counts = np.bincount(labels)
+    wanted, room = share * counts, np.maximum(counts - 1, 0)
+    quota = np.minimum(np.floor(wanted), room).astype(np.int64)
+    rest = np.where(quota < room, wanted - quota, 0.0)
+    first = np.lexsort((rng.permutation(len(counts)), -rest))
+    missing = min(int(np.rint(wanted.sum())) - int(quota.sum()), int((rest > 0).sum()))
+    quota[first[:missing]] += 1
+    return take_from_each_class(labels, quota, rng)
+
+
+def take_from_each_class(labels: Indices, quota: Indices, rng: np.random.Generator) -> tuple[Indices, Indices]:
+    """Return the indices that stay and those that are taken: as many of each class as `quota` says, at random."""
+    counts = np.bincount(labels)
+    shuffled = rng.permutation(len(labels))
+    by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    first = np.cumsum(counts) - counts
+    rank = np.arange(len(labels)) - first[labels[by_class]]
+    taken = rank < quota[labels[by_class]]
+    return np.sort(by_class[~taken]), np.sort(by_class[taken])
+
+
+def divide_among_clients(labels: Indices, class_mixes: Indices, seed: int) -> Indices:
+    """Return the client of each sample, so that clients get samples in the mix of their class counts [N, m].
+
+    The shuffled samples of each class are split at the rounded cumulative shares of the clients, taken in random order.
+    Samples of a class that no client has get the number N.
+    """
+    rng = generator(seed, "test split")
+    clients = len(class_mixes)
+    owners = np.full(len(labels), clients, dtype=np.int64)
+    for label, counts in enumerate(class_mixes.T):
+        samples, order = rng.permutation(np.flatnonzero(labels == label)), rng.permutation(clients)
+        if counts.any():
+            ends = np.rint(len(samples) * np.cumsum(counts[order]) / counts.sum())
+            owners[samples] = order[np.searchsorted(ends, np.arange(len(samples)), side="right")]
+    return owners
