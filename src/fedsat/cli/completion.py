@@ -37,7 +37,7 @@ VALUES: dict[str, list[str]] = {
     "--algorithm": ALGORITHMS,
     "--methods": ALGORITHMS,
     "--dataset": DATASETS,
-    "--partition": ["iid", "ls", "lsmc", "lqsmc", "quantity", "natural", "file"],
+    "--partition": ["iid", "ls", "lsmc", "lqsmc", "hsu", "shards", "quantity", "natural", "file"],
     "--model": ["mlp", "lenet5", "resnet8", "resnet18"],
     "--attack": ["none", "sign-flip", "label-flip", "scale", "noise", "free-rider", "lying-worker"],
     "--with": PARTS,
@@ -82,7 +82,7 @@ OPTIONS: dict[str, list[str]] = {
     "list": [],
     "data get": ["--from"],
     "data list": [],
-    "data show": [*PARTITION_OPTIONS, "--clients", "--seed", "--image-size", "--set", "--out"],
+    "data show": [*PARTITION_OPTIONS, "--clients", "--seed", "--image-size", "--imbalance", "--set", "--out"],
 }
 """The options of every command."""
 

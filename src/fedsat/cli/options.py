@@ -19,7 +19,7 @@ from fedsat.options import OptionField, options_of
 
 PARTITION_OPTIONS = {
     "classes_per_client": (int, "classes of each client (lsmc), or the fewest a client can have (lqsmc)"),
-    "beta": (float, "β of the Dirichlet distribution (ls, quantity); smaller values give more skew"),
+    "beta": (float, "β of the Dirichlet distribution (ls, hsu, quantity); smaller values give more skew"),
 }
 """Options of the partition that the command line has as options of its own."""
 

@@ -11,7 +11,7 @@ COMPARISON, FAULTS, EVALUATION = "Comparison", "Faults and attacks", "Evaluation
 NODES, MACHINE, OUTPUT, OTHER = "Real nodes", "Machine", "Output", "Options"
 
 SECTIONS: dict[str, tuple[str, ...]] = {
-    DATA: ("dataset", "partition", "classes_per_client", "beta", "image_size", "augment"),
+    DATA: ("dataset", "partition", "classes_per_client", "beta", "image_size", "imbalance", "holdout", "augment"),
     FEDERATION: ("clients", "per_round", "workers"),
     METHOD: ("algorithm", "with_", "without"),
     COMPARISON: (),

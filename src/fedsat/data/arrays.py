@@ -15,8 +15,8 @@ Floats = NDArray[np.float64]
 
 CHUNK = 2048
 """Images per block when statistics are computed, which keeps memory small."""
-HELD_OUT = 6
-"""One sample in six is held out for testing where there is no test set, as in MNIST and CIFAR."""
+HELD_OUT = 1 / 6
+"""The share of samples that is held out for testing where there is no test set, as in MNIST and CIFAR."""
 
 
 def channels_first(images: NDArray[Any], where: str) -> NDArray[Any]:
@@ -93,11 +93,14 @@ def number_clients(clients: ArrayLike, samples: int, where: str) -> Indices:
     return np.unique(ids.astype(str) if ids.dtype.kind == "O" else ids, return_inverse=True)[1].astype(np.int64)
 
 
-def hold_out(labels: Indices, seed: int) -> tuple[Indices, Indices]:
-    """Return indices to train and to test on: a sixth of each class is held out, and at least one sample of two."""
+def hold_out(labels: Indices, seed: int, share: float = HELD_OUT, purpose: str = "hold-out") -> tuple[Indices, Indices]:
+    """Return indices to train and to test on: a share of each class is held out, and at least one sample of two.
+
+    `purpose` tells apart parts that are held out of the same samples for different reasons.
+    """
     counts = np.bincount(labels)
-    quota = np.where(counts >= 2, np.maximum(1, np.round(counts / HELD_OUT)), 0)
-    shuffled = generator(seed, "hold-out").permutation(len(labels))
+    quota = np.clip(np.round(counts * share), 1, np.maximum(counts - 1, 0))
+    shuffled = generator(seed, purpose).permutation(len(labels))
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
     first = np.cumsum(counts) - counts
     rank = np.arange(len(labels)) - first[labels[by_class]]
