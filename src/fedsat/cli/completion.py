@@ -49,6 +49,7 @@ VALUES: dict[str, list[str]] = {
     "--device": ["auto", "cpu", "cuda"],
     "--worker-counts": ["each", "sums"],
     "--test": ["server", "nodes"],
+    "--sampler": ["grid", "optuna"],
 }
 """The values of options, for shells; where paths are accepted too, shells complete them when no name fits."""
 
@@ -73,6 +74,10 @@ OPTIONS: dict[str, list[str]] = {
     "compare": _run_options(
         without=[*NODE_OPTIONS, "--algorithm", "--with", "--without"],
         also=["--methods", "--seeds", "--grid", "--target", "--jobs", "--out", "--figures", "--table"],
+    ),
+    "tune": _run_options(
+        without=[*NODE_OPTIONS, "--algorithm", "--with", "--without", "--holdout"],
+        also=["--methods", "--seeds", "--grid", "--metric", "--trials", "--sampler", "--holdout", "--jobs", "--out"],
     ),
     "federate": _run_options(
         without=["--clients", "--engine", "--checkpoint-every", "--dropout", "--stragglers", "--attackers", "--attack"],

@@ -7,7 +7,7 @@ complete options quickly.
 from __future__ import annotations
 
 DATA, FEDERATION, METHOD, TRAINING = "Data", "Federation", "Method", "Training"
-COMPARISON, FAULTS, EVALUATION = "Comparison", "Faults and attacks", "Evaluation"
+COMPARISON, SEARCH, FAULTS, EVALUATION = "Comparison", "Search", "Faults and attacks", "Evaluation"
 NODES, MACHINE, OUTPUT, OTHER = "Real nodes", "Machine", "Output", "Options"
 
 SECTIONS: dict[str, tuple[str, ...]] = {
@@ -15,6 +15,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     FEDERATION: ("clients", "per_round", "workers"),
     METHOD: ("algorithm", "with_", "without"),
     COMPARISON: (),
+    SEARCH: (),
     TRAINING: ("model", "rounds", "epochs", "batch_size", "lr", "average", "seed"),
     NODES: ("min_fraction", "timeout", "retries", "wait", "worker_counts", "test"),
     FAULTS: ("dropout", "stragglers", "attack", "attackers", "max_norm"),
