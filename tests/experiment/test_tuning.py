@@ -103,6 +103,7 @@ def test_a_trial_that_fails_is_not_chosen() -> None:
         ({"holdout": 0.0}, "holdout is 0; a search needs samples to choose by"),
         ({"holdout": 1.0}, "below 1"),
         ({"grid": {"holdout": [0.1, 0.2]}}, "choices are compared on the same data"),
+        ({"grid": {"lr": [0.1, 0.2, 0.1]}}, "the grid has lr=0.1 twice"),
         ({"grid": {"gama": [0.1, 0.2]}}, "gama"),
     ],
 )

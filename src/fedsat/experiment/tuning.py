@@ -105,10 +105,13 @@ class Search:
 
 
 def _check_grid(contender: Contender) -> None:
-    """Check that all choices are trained and evaluated on the same samples, some of which are held out."""
+    """Check that choices differ, and are trained and evaluated on the same samples, some of which are held out."""
     if not contender.table["holdout"]:
         raise UsageError(f"holdout is 0; a search needs samples to choose by, such as holdout = {HOLDOUT}")
-    for key in contender.grid:
+    for key, values in contender.grid.items():
+        twice = [value for place, value in enumerate(values) if value in list(values)[:place]]
+        if twice:
+            raise UsageError(f"the grid has {key}={twice[0]} twice")
         if full_name(contender.table, key) in DATA:
             raise UsageError(f"{key} cannot be in the grid: choices are compared on the same data")
 
