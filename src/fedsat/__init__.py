@@ -16,12 +16,13 @@ from fedsat.version import __version__
 if TYPE_CHECKING:
     from fedsat import data
     from fedsat.algorithms import Algorithm, Objective, Weighting
-    from fedsat.api import compare, configure, load, report, resume, run
+    from fedsat.api import compare, configure, load, report, resume, run, tune
     from fedsat.data import Dataset
     from fedsat.errors import DataError, FedsatError, TrainingError, UsageError
     from fedsat.experiment import Callback, Config, Run, prepare, restore, train
     from fedsat.metrics import Evaluation, Metric, RoundRecord, metric
     from fedsat.report.side_by_side import Comparison
+    from fedsat.report.tuning import Tuning
 
 __all__ = [
     "Algorithm",
@@ -37,6 +38,7 @@ __all__ = [
     "RoundRecord",
     "Run",
     "TrainingError",
+    "Tuning",
     "UsageError",
     "Weighting",
     "__version__",
@@ -51,16 +53,18 @@ __all__ = [
     "resume",
     "run",
     "train",
+    "tune",
 ]
 
 _HOMES = {
     "fedsat.algorithms": ("Algorithm", "Objective", "Weighting"),
-    "fedsat.api": ("compare", "configure", "load", "report", "resume", "run"),
+    "fedsat.api": ("compare", "configure", "load", "report", "resume", "run", "tune"),
     "fedsat.data": ("Dataset",),
     "fedsat.errors": ("DataError", "FedsatError", "TrainingError", "UsageError"),
     "fedsat.experiment": ("Callback", "Config", "Run", "prepare", "restore", "train"),
     "fedsat.metrics": ("Evaluation", "Metric", "RoundRecord", "metric"),
     "fedsat.report.side_by_side": ("Comparison",),
+    "fedsat.report.tuning": ("Tuning",),
 }
 """Where each name comes from. Modules are imported at the first use of a name: `import fedsat` does not load torch."""
 

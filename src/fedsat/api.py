@@ -16,10 +16,13 @@ from fedsat.errors import UsageError
 from fedsat.experiment import Callbacks, Config, Run, prepare, restore
 from fedsat.experiment.batch import Display, Silent, carry_out, train_shown
 from fedsat.experiment.config import override
-from fedsat.experiment.jobs import plan
+from fedsat.experiment.jobs import contenders, plan
+from fedsat.experiment.samplers import SamplerName
 from fedsat.experiment.store import Shelf, StoredRun
+from fedsat.experiment.tuning import HOLDOUT, Search
 from fedsat.metrics import metric_path
 from fedsat.report.side_by_side import Comparison
+from fedsat.report.tuning import Tuning
 
 Runs = Comparison | Run | StoredRun | str | Path
 """Runs to report on: a comparison, a run, or a folder of one or several runs."""
@@ -92,23 +95,64 @@ def compare(
         progress: Whether progress is shown; by default in notebooks and on terminals.
         settings: Settings of all methods that have them, named as in `configure`.
     """
-    if isinstance(methods, str):
-        methods = [methods]
-    names = [_by_name(method) if isinstance(method, type) else method for method in methods]
-    if not all(isinstance(name, str) for name in names):
-        raise UsageError("methods takes names or classes; try options of a method with grid, such as {'gamma': [0.5]}")
     base = {"seed": settings.pop("seed", 0)}
-    planned = plan(base, names, seeds, _named(settings), list((grid or {}).items()))
+    planned = plan(base, _method_names(methods), seeds, _named(settings), list((grid or {}).items()))
     folder = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="fedsat-"))
     outcome = carry_out(_display(progress), planned, Shelf(folder), jobs)
     if not outcome.runs:
         outcome.complain()
-    for label, error in outcome.failures.items():
-        warnings.warn(f"{label} failed: {error}", stacklevel=2)
+    _warn_of(outcome.failures)
     found = Comparison(outcome.runs, target, outcome.failures)
     if out is None:
         weakref.finalize(found, shutil.rmtree, folder, ignore_errors=True)
     return found
+
+
+def tune(
+    methods: Sequence[str | type[Algorithm]] = ("fedavg", "scaffold", "fedsat"),
+    *,
+    grid: Mapping[str, Sequence[Any]],
+    seeds: int = 1,
+    metric: str = "balanced_accuracy",
+    trials: int | None = None,
+    sampler: SamplerName = "grid",
+    holdout: float = HOLDOUT,
+    jobs: int = 1,
+    out: str | Path | None = None,
+    progress: bool | None = None,
+    **settings: Any,
+) -> Tuning:
+    """Search for the best settings of each method, and return the trials and the best configurations.
+
+    Settings are chosen by results on samples that are held out of the training data. The test set is not used.
+
+    Args:
+        methods: Names or classes, as in `compare`.
+        grid: Values of settings to try, each with all others: `{"lr": [0.01, 0.1], "gamma": [0.5, 0.9]}`. A method
+            tries those of the settings that it has.
+        seeds: Runs of each trial, with the seed in `settings` (default 0) and the next ones.
+        metric: The metric to choose by: its mean over the last ten rounds and over seeds.
+        trials: Choices of the grid that each method tries, at random. By default, those of the smallest grid of a
+            method, so that all methods have the same number.
+        sampler: `grid`, or `optuna`, which makes each choice by the results of those before it.
+        holdout: The share of each class of the training data that is held out.
+        jobs: Runs at once, each in a process of its own.
+        out: Folder for the runs, `tuning.csv` and `best/METHOD.toml`. Runs that it already has are not repeated.
+        progress: Whether progress is shown; by default in notebooks and on terminals.
+        settings: Settings of all methods that have them, named as in `configure`.
+    """
+    base = {"seed": settings.pop("seed", 0), "holdout": holdout}
+    found = contenders(base, _method_names(methods), seeds, _named(settings), list(grid.items()))
+    search = Search.of(found, metric, trials, sampler)
+    with tempfile.TemporaryDirectory(prefix="fedsat-") as temporary:
+        done, outcome = search.run(_display(progress), Shelf(Path(out or temporary)), jobs)
+    if not outcome.runs:
+        outcome.complain()
+    _warn_of(outcome.failures)
+    tuning = Tuning(done, search.metric, outcome.failures)
+    if out is not None:
+        tuning.write(out)
+    return tuning
 
 
 def report(*runs: Runs, out: str | Path = "report.html", target: float | None = None) -> Path:
@@ -120,6 +164,20 @@ def report(*runs: Runs, out: str | Path = "report.html", target: float | None = 
 def load(folder: str | Path) -> StoredRun:
     """The run in `folder`, finished or not: its configuration, records, summary and models."""
     return StoredRun.read(Path(folder))
+
+
+def _method_names(methods: str | Sequence[str | type[Algorithm]]) -> list[str]:
+    """Methods by their names, as a configuration holds them."""
+    given = [methods] if isinstance(methods, str) else methods
+    names = [_by_name(method) if isinstance(method, type) else method for method in given]
+    if not all(isinstance(name, str) for name in names):
+        raise UsageError("methods takes names or classes; try options of a method with grid, such as {'gamma': [0.5]}")
+    return names
+
+
+def _warn_of(failures: Mapping[str, str]) -> None:
+    for label, error in failures.items():
+        warnings.warn(f"{label} failed: {error}", stacklevel=3)
 
 
 def _stored(given: Runs) -> Sequence[StoredRun]:

@@ -70,10 +70,11 @@ def test_summary_by_hand(small: Federation) -> None:
     assert (summary.imbalance.low, summary.imbalance.high) == (1, 2)
     # The whole has ½, ⅓, ⅙: distances (½ + ⅓ + ⅙)/2 = ½ and (¼ + ⅙ + 1/12)/2 = ¼.
     assert summary.skew == pytest.approx((0.5 + 0.25) / 2)
+    assert (summary.class_size.low, summary.class_size.median, summary.class_size.high) == (1, 2, 3)
     assert (summary.holders.low, summary.holders.high) == (1, 2)
 
 
-@pytest.mark.parametrize("partition", ["iid", "quantity", "ls", "lsmc", "lqsmc"])
+@pytest.mark.parametrize("partition", ["iid", "quantity", "ls", "lsmc", "lqsmc", "hsu", "shards"])
 def test_compressed_form(partition: str) -> None:
     labels = np.random.default_rng(0).integers(0, 5, 300)
     federation = Federation.build(dataset(labels, 5), partition, 30, 0)

@@ -12,11 +12,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fedsat.data import Partition, make_partition, partitions
+from fedsat.data.hsu import draw_samples
 from fedsat.data.label_skew import fill_empty, spread, trade
 from fedsat.data.partition import apportion
 from fedsat.errors import DataError, UsageError
 
-SEEDED = ("iid", "quantity", "ls", "lsmc", "lqsmc")
+SEEDED = ("iid", "quantity", "ls", "lsmc", "lqsmc", "hsu", "shards")
 MANY = settings(max_examples=60, deadline=None)
 
 
@@ -86,6 +87,69 @@ def test_missing_classes(data, clients: int, each: int, skew: float, seed: int) 
             assert holders[holders < np.minimum(counts, clients)].min(initial=clients) >= holders.max() - 1
 
 
+@given(labelled(), st.integers(1, 80), st.floats(1e-8, 1e8), st.integers(0, 99))
+@MANY
+def test_hsu(data, clients: int, beta: float, seed: int) -> None:
+    """All clients have the same size, whatever their mixes are."""
+    labels, classes = data
+    assume(clients <= len(labels))
+    owners = make_partition({"name": "hsu", "beta": beta}, labels, classes, clients, seed)
+    sizes = check_promises(owners, labels, clients, classes).sum(axis=1)
+    assert sizes.max() - sizes.min() <= 1
+
+
+@given(labelled(), st.integers(1, 40), st.integers(1, 5), st.integers(0, 99))
+@MANY
+def test_shards(data, clients: int, each: int, seed: int) -> None:
+    """Sizes differ by at most one for each shard, and all shards together cross each border of classes once."""
+    labels, classes = data
+    spec = {"name": "shards", "shards_per_client": each}
+    assume(clients <= len(labels))
+    if clients * each > len(labels):
+        with pytest.raises(UsageError, match="fewer shards per client"):
+            make_partition(spec, labels, classes, clients, seed)
+        return
+    table = check_promises(make_partition(spec, labels, classes, clients, seed), labels, clients, classes)
+    sizes = table.sum(axis=1)
+    assert sizes.max() - sizes.min() <= each
+    assert (table > 0).sum() <= clients * each + classes - 1
+
+
+def test_shards_by_hand() -> None:
+    """Eight samples in four shards 00, 00, 11, 11; with two shards each, a client has one class or half of both."""
+    labels = np.array([0, 1, 0, 1, 0, 1, 0, 1])
+    seen = set()
+    for seed in range(20):
+        owners = make_partition("shards", labels, 2, 2, seed)
+        seen.add(tuple(counts_of(owners, labels, 2, 2)[0].tolist()))
+        alone = make_partition({"name": "shards", "shards_per_client": 1}, labels, 2, 4, seed)
+        assert sorted(counts_of(alone, labels, 4, 2).tolist()) == [[0, 2], [0, 2], [2, 0], [2, 0]]
+    assert seen == {(4, 0), (2, 2), (0, 4)}
+
+
+def test_hsu_by_hand() -> None:
+    """Clients 0 and 1 want four samples of class 0, which has two; they take what client 2 leaves of class 1."""
+    mixes = np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    sizes, counts = np.array([2, 2, 2]), np.array([2, 4])
+    seen = set()
+    for seed in range(20):
+        given = draw_samples(mixes, sizes, counts, np.random.default_rng(seed))
+        assert given[2].tolist() == [0, 2]
+        assert given[:2].sum(axis=0).tolist() == [2, 2]
+        assert given[:2].sum(axis=1).tolist() == [2, 2]
+        seen.add(int(given[0, 0]))
+    assert seen == {0, 1, 2}  # the scarce class is granted at random, not to the first client
+
+
+def test_hsu_mixes_are_those_of_the_prior() -> None:
+    """A large β gives every client the mix of the whole, β → 0 one class as long as there is enough of it."""
+    labels = np.repeat([0, 1, 2], [6000, 3000, 1000])
+    even = counts_of(make_partition({"name": "hsu", "beta": 1e8}, labels, 3, 10, 0), labels, 10, 3)
+    assert np.abs(even / 1000 - [0.6, 0.3, 0.1]).max() < 0.06  # four deviations of a binomial share
+    single = counts_of(make_partition({"name": "hsu", "beta": 1e-6}, labels, 3, 10, 0), labels, 10, 3)
+    assert (single.max(axis=1) == 1000).mean() > 0.5
+
+
 @pytest.mark.parametrize("name", SEEDED)
 def test_same_seed_same_split(name: str) -> None:
     labels = np.random.default_rng(0).integers(0, 10, 2000)
@@ -122,7 +186,7 @@ def test_smaller_parameters_are_more_uneven() -> None:
         table = counts_of(make_partition(spec, labels, 10, 50, 0), labels, 50, 10)
         return float(np.mean(table.max(axis=1) / table.sum(axis=1)))
 
-    for name, option in (("ls", "beta"), ("lsmc", "skew"), ("lqsmc", "skew")):
+    for name, option in (("ls", "beta"), ("lsmc", "skew"), ("lqsmc", "skew"), ("hsu", "beta")):
         uneven, middle, even = (largest_share({"name": name, option: value}) for value in (0.1, 1, 100))
         assert uneven > middle + 0.1
         assert middle > even + 0.1
@@ -189,6 +253,8 @@ def test_a_hundred_thousand_clients(name: str) -> None:
         ({"name": "lsmc", "classes_per_client": 2}, 2, "at least 3 clients or 3 classes per client"),
         ({"name": "lsmc", "classes_per_client": 2}, 60, r"120 places .* can fill 100"),
         ({"name": "lsmc", "classes_per_client": 0}, 10, "at least 1"),
+        ({"name": "shards", "shards_per_client": 6}, 20, r"120 shards .* one of 100 samples; take fewer"),
+        ({"name": "hsu", "beta": 0}, 10, "above 0"),
         ({"name": "ls", "beta": 0}, 10, "above 0"),
         ({"name": "ls", "beta": float("nan")}, 10, "above 0"),
         ({"name": "file"}, 10, "needs a value for path"),
@@ -322,7 +388,7 @@ class TestFile:
 
 
 def test_every_part_is_listed_with_its_meaning() -> None:
-    assert set(partitions) == {"ls", "lsmc", "lqsmc", "iid", "quantity", "natural", "file"}
+    assert set(partitions) == {"ls", "lsmc", "lqsmc", "hsu", "shards", "iid", "quantity", "natural", "file"}
     for name in partitions:
         assert partitions.entry(name).summary
         assert all(field.option.help for field in partitions.options(name).values())

@@ -205,10 +205,11 @@ def test_flower_run_configuration() -> None:
         read_run_config({"min-fraction": 2.0})
 
 
-def test_a_node_loads_the_samples_of_its_client() -> None:
+@pytest.mark.parametrize("settings", [{"partition": "ls"}, {"partition": "hsu", "imbalance": 5.0, "holdout": 0.2}])
+def test_a_node_loads_the_samples_of_its_client(settings: dict[str, Any]) -> None:
     run = RunSpec({}, tuple("0123456789"), False)
-    config = fedsat.configure(clients=5, per_round=2, partition="ls")
-    whole = fedsat.data.Federation.build(fedsat.data.load("mnist-mini"), config.partition, 5, config.seed)
+    config = fedsat.configure(clients=5, per_round=2, **settings)
+    whole = fedsat.data.Federation.build(config.load_dataset(), config.partition, 5, config.seed)
     share = load_share(run, config, {"partition-id": 3})
     federation = federation_of(share, 3, config)
     assert federation.sizes.tolist() == [0, 0, 0, whole.sizes[3], 0]
@@ -223,13 +224,14 @@ def test_a_node_loads_the_samples_of_its_client() -> None:
         ({}, "partition-id -1 is not between 0 and 3"),
         ({"partition-id": 4}, "partition-id 4 is not between 0 and 3"),
         ({"partition-id": "two"}, "must be an integer"),
+        ({"folder": "/data"}, "folder of its own; imbalance and holdout need a dataset that the run divides"),
         ({"partition-id": 1, "num-partitions": 9}, "num-partitions of the node is 9, but the run has 4 clients"),
         ({"partition-id": 1, "dataset": "mnist-mini"}, "differ from the 2 classes of the run"),
     ],
 )
 def test_wrong_node_configurations(node: dict[str, Any], why: str) -> None:
     with pytest.raises(fedsat.FedsatError, match=why):
-        load_share(RunSpec({}, ("cat", "dog"), False), fedsat.configure(clients=4, per_round=2), node)
+        load_share(RunSpec({}, ("cat", "dog"), False), fedsat.configure(clients=4, per_round=2, imbalance=2), node)
 
 
 def test_a_node_does_not_open_the_path_of_the_server() -> None:

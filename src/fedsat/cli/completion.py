@@ -69,7 +69,7 @@ VALUES: dict[str, list[str]] = {
     "--algorithm": ALGORITHMS,
     "--methods": ALGORITHMS,
     "--dataset": DATASETS,
-    "--partition": ["iid", "ls", "lsmc", "lqsmc", "quantity", "natural", "file"],
+    "--partition": ["iid", "ls", "lsmc", "lqsmc", "hsu", "shards", "quantity", "natural", "file"],
     "--model": ["mlp", "lenet5", "resnet8", "resnet18"],
     "--attack": ["none", "sign-flip", "label-flip", "scale", "noise", "free-rider", "lying-worker"],
     "--optimizer": ["sgd"],
@@ -84,6 +84,7 @@ VALUES: dict[str, list[str]] = {
     "--device": ["auto", "cpu", "cuda"],
     "--worker-counts": ["each", "sums"],
     "--test": ["server", "nodes"],
+    "--sampler": ["grid", "optuna"],
 }
 """The values of options, for shells; where paths are accepted too, shells complete them when no name fits."""
 
@@ -126,6 +127,10 @@ OPTIONS: dict[str, list[str]] = {
         without=[*NODE_OPTIONS, "--algorithm", "--with", "--without"],
         also=["--methods", "--seeds", "--grid", "--target", "--jobs", "--out", "--figures", "--table"],
     ),
+    "tune": _run_options(
+        without=[*NODE_OPTIONS, "--algorithm", "--with", "--without", "--holdout"],
+        also=["--methods", "--seeds", "--grid", "--metric", "--trials", "--sampler", "--holdout", "--jobs", "--out"],
+    ),
     "federate": _run_options(
         without=["--clients", "--engine", "--checkpoint-every", "--dropout", "--stragglers", "--attackers", "--attack"],
         also=["--nodes", "--out"],
@@ -134,7 +139,7 @@ OPTIONS: dict[str, list[str]] = {
     "list": [],
     "data get": ["--from"],
     "data list": [],
-    "data show": [*PARTITION_OPTIONS, "--clients", "--seed", "--image-size", "--set", "--out"],
+    "data show": [*PARTITION_OPTIONS, "--clients", "--seed", "--image-size", "--imbalance", "--set", "--out"],
 }
 """The options of every command."""
 

@@ -110,6 +110,9 @@ def show(
     image_size: Annotated[
         int | None, typer.Option(help="size to which the images of a folder are resized", show_default=False)
     ] = None,
+    imbalance: Annotated[
+        float | None, typer.Option(help="largest over smallest class of a long-tailed training set", show_default=False)
+    ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option(
@@ -122,11 +125,11 @@ def show(
 ) -> None:
     """Show how a dataset is split among clients: a figure of the classes of each client, and a summary."""
     settings: list[tuple[str, Any]] = [("dataset", dataset), ("partition", partition), ("clients", clients)]
-    settings += [("seed", seed), ("image_size", image_size), ("per_round", 1)]
+    settings += [("seed", seed), ("image_size", image_size), ("imbalance", imbalance), ("per_round", 1)]
     settings += [("partition.classes_per_client", classes_per_client), ("partition.beta", beta)]
     settings += read_settings(set_ or [])
     config = Config.of(override({}, [(key, value) for key, value in settings if value is not None]))
-    loaded = data.load(dataset, image_size=image_size, seed=seed)
+    loaded = config.load_dataset()
     federation = data.Federation.build(loaded, config.partition, clients, seed)
     console = Console()
     if loaded.note:
@@ -151,6 +154,7 @@ def _summary_table(federation: data.Federation, title: str) -> Table:
         "effective classes per client": summary.effective_classes,
         "share of a client's largest class": summary.largest_share,
         "largest over smallest class of a client": summary.imbalance,
+        "samples per class": summary.class_size,
         "clients per class": summary.holders,
     }
     for name, values in rows.items():

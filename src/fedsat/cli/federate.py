@@ -62,7 +62,7 @@ def federate(
     console = Console()
     sampled = min(table["per_round"], nodes)
     config = Config.of(override(table, [("clients", nodes), ("per_round", sampled)]))
-    dataset = data.load(config.dataset, image_size=config.image_size, seed=config.seed)
+    dataset = config.load_dataset()
     data.Federation.build(
         dataset, config.partition, nodes, config.seed
     )  # report an impossible split before nodes start

@@ -26,6 +26,7 @@ TRAIN, LOOK, NODES = "Train", "Look", "Real nodes"
 COMMANDS = {
     "run": Entry(TRAIN, "Train one federation and show the results.", "training", "run"),
     "compare": Entry(TRAIN, "Train the same federation with several methods.", "training", "compare"),
+    "tune": Entry(TRAIN, "Search for the best settings of each method, without test data.", "tuning", "tune"),
     "resume": Entry(TRAIN, "Continue a run from its last checkpoint, or to more rounds.", "training", "resume"),
     "report": Entry(LOOK, "Write a page that shows runs side by side.", "training", "report"),
     "list": Entry(LOOK, "List methods, models, datasets and so on, with their options.", "listing", "show"),

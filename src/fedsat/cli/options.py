@@ -12,16 +12,16 @@ from typing import Annotated, Any
 import typer
 
 from fedsat.algorithms import SGD
-from fedsat.cli.sections import MACHINE, ORDER, OTHER, OUTPUT, SECTIONS, flag, section_of
+from fedsat.cli.sections import COMPARISON, MACHINE, ORDER, OTHER, OUTPUT, SECTIONS, flag, section_of
 from fedsat.errors import UsageError
-from fedsat.experiment.config import Config, override, parse_value, read
+from fedsat.experiment.config import Config, override, parse_value, parse_values, read
 from fedsat.experiment.parts import part_names
 from fedsat.options import OptionField, options_of
 from fedsat.rounds import LrSchedule
 
 PARTITION_OPTIONS = {
     "classes_per_client": (int, "classes of each client (lsmc), or the fewest a client can have (lqsmc)"),
-    "beta": (float, "β of the Dirichlet distribution (ls, quantity); smaller values give more skew"),
+    "beta": (float, "β of the Dirichlet distribution (ls, hsu, quantity); smaller values give more skew"),
 }
 """Options of the partition that the command line has as options of its own."""
 
@@ -49,6 +49,45 @@ Out = Annotated[
         help="folder for the files [default: runs/ and a name made from the settings]",
         show_default=False,
         rich_help_panel=OUTPUT,
+    ),
+]
+
+Methods = Annotated[
+    str,
+    typer.Option(
+        "--methods",
+        "--algorithms",
+        help="methods to compare, separated by commas; fedsat-pwa is a method without one of its parts, "
+        "fedavg+psl a method with another part",
+        metavar="NAMES",
+        rich_help_panel=COMPARISON,
+    ),
+]
+Seeds = Annotated[
+    int,
+    typer.Option(
+        help="runs of each method, with --seed and the following seeds",
+        min=1,
+        metavar="N",
+        rich_help_panel=COMPARISON,
+    ),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        help="any other setting, for all methods that have it; can be repeated",
+        metavar="KEY=VALUE",
+        show_default=False,
+    ),
+]
+Grid = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="values of a setting to try; can be repeated, and then all combinations are tried",
+        metavar="KEY=A,B,C",
+        show_default=False,
+        rich_help_panel=COMPARISON,
     ),
 ]
 
@@ -94,7 +133,7 @@ def settings_table(given: dict[str, Any]) -> dict[str, Any]:
         if value is not None
     ]
     base = read(config_file, tell=True) if config_file else {}
-    return override(base, [*settings, *read_settings(sets)], _names(on), _names(off))
+    return override(base, [*settings, *read_settings(sets)], read_names(on), read_names(off))
 
 
 def split_setting(text: str, option: str) -> tuple[str, str]:
@@ -111,7 +150,20 @@ def read_settings(texts: list[str]) -> list[tuple[str, Any]]:
     return [(key, parse_value(value)) for key, value in pairs]
 
 
-def _names(text: str | None) -> list[str]:
+def read_grid(texts: list[str]) -> list[tuple[str, list[Any]]]:
+    """The values to try in `--grid key=a,b,c`, which can be repeated."""
+    grid = []
+    for text in texts:
+        key, values = split_setting(text, "--grid")
+        parsed = parse_values(values)
+        if not parsed:
+            raise UsageError(f"--grid {text!r} gives {key} no value")
+        grid.append((key, parsed))
+    return grid
+
+
+def read_names(text: str | None) -> list[str]:
+    """The names in a list separated by commas."""
     return [name.strip() for name in (text or "").split(",") if name.strip()]
 
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 DATA, FEDERATION, METHOD, TRAINING = "Data", "Federation", "Method", "Training"
 OPTIMIZER, STOPPING = "Local optimizer", "Stopping"
-COMPARISON, FAULTS, EVALUATION = "Comparison", "Faults and attacks", "Evaluation"
+COMPARISON, SEARCH, FAULTS, EVALUATION = "Comparison", "Search", "Faults and attacks", "Evaluation"
 NODES, MACHINE, OUTPUT, OTHER = "Real nodes", "Machine", "Output", "Options"
 
 SECTIONS: dict[str, tuple[str, ...]] = {
-    DATA: ("dataset", "partition", "classes_per_client", "beta", "image_size", "augment"),
+    DATA: ("dataset", "partition", "classes_per_client", "beta", "image_size", "imbalance", "holdout", "augment"),
     FEDERATION: ("clients", "per_round", "workers", "validation"),
     METHOD: ("algorithm", "with_", "without"),
     COMPARISON: (),
+    SEARCH: (),
     TRAINING: ("model", "rounds", "epochs", "steps", "batch_size", "lr", "lr_schedule", "warmup", "average", "seed"),
     OPTIMIZER: ("optimizer", "momentum", "nesterov", "weight_decay", "clip"),
     STOPPING: ("early_stop", "patience", "min_gain", "restore_best", "minutes"),

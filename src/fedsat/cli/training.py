@@ -9,12 +9,22 @@ import typer
 from rich.console import Console
 
 from fedsat import experiment
-from fedsat.cli.options import AtOnce, Out, configured, read_settings, split_setting
-from fedsat.cli.sections import COMPARISON, EVALUATION, OUTPUT
-from fedsat.errors import UsageError
+from fedsat.cli.options import (
+    AtOnce,
+    Grid,
+    Methods,
+    Out,
+    Seeds,
+    Settings,
+    configured,
+    read_grid,
+    read_names,
+    read_settings,
+)
+from fedsat.cli.sections import EVALUATION, OUTPUT
 from fedsat.experiment import Callbacks, Run
 from fedsat.experiment.batch import carry_out, train_shown
-from fedsat.experiment.config import Config, parse_values
+from fedsat.experiment.config import Config
 from fedsat.experiment.folder import free_folder
 from fedsat.experiment.jobs import folder_name, plan
 from fedsat.experiment.store import Shelf, StoredRun
@@ -111,44 +121,10 @@ TableFile = Annotated[
 @configured(without=("algorithm", "with_", "without", "set_"))
 def compare(
     table: dict[str, Any],
-    methods: Annotated[
-        str,
-        typer.Option(
-            "--methods",
-            "--algorithms",
-            help="methods to compare, separated by commas; fedsat-pwa is a method without one of its parts, "
-            "fedavg+psl a method with another part",
-            metavar="NAMES",
-            rich_help_panel=COMPARISON,
-        ),
-    ] = "fedavg,scaffold,fedsat",
-    seeds: Annotated[
-        int,
-        typer.Option(
-            help="runs of each method, with --seed and the following seeds",
-            min=1,
-            metavar="N",
-            rich_help_panel=COMPARISON,
-        ),
-    ] = 1,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            help="any other setting, for all methods that have it; can be repeated",
-            metavar="KEY=VALUE",
-            show_default=False,
-        ),
-    ] = None,
-    grid: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="values of a setting to try; can be repeated, and then all combinations are tried",
-            metavar="KEY=A,B,C",
-            show_default=False,
-            rich_help_panel=COMPARISON,
-        ),
-    ] = None,
+    methods: Methods = "fedavg,scaffold,fedsat",
+    seeds: Seeds = 1,
+    set_: Settings = None,
+    grid: Grid = None,
     target: Target = None,
     at_once: AtOnce = 1,
     out: Out = None,
@@ -163,8 +139,7 @@ def compare(
     if table_file is not None:
         check_table(table_file)
     console = Console()
-    named = [name.strip() for name in methods.split(",") if name.strip()]
-    jobs = plan(table, named, seeds, read_settings(set_ or []), [_values(text) for text in grid or []])
+    jobs = plan(table, read_names(methods), seeds, read_settings(set_ or []), read_grid(grid or []))
     folder = out or Path("runs") / folder_name(jobs[0].config, "compare")
     outcome = carry_out(ConsoleDisplay(console), jobs, Shelf(folder), at_once)
     if outcome.runs:
@@ -206,11 +181,3 @@ def _show(console: Console, compared: Comparison, figures: Path | None, table_fi
         say(console, f"figures: {figures}")
     if table_file is not None:
         say(console, f"table: {compared.write_table(table_file)}")
-
-
-def _values(text: str) -> tuple[str, list[Any]]:
-    key, values = split_setting(text, "--grid")
-    parsed = parse_values(values)
-    if not parsed:
-        raise UsageError(f"--grid {text!r} gives {key} no value")
-    return key, parsed

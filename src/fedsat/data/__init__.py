@@ -5,10 +5,13 @@ from fedsat.data.catalog import DATASETS, DatasetInfo
 from fedsat.data.datasets import Dataset, Split, load
 from fedsat.data.download import Reporter
 from fedsat.data.federation import Federation, Range, Summary
+from fedsat.data.hsu import Hsu
 from fedsat.data.label_skew import LabelQuantitySkewMissingClasses, LabelSkew, LabelSkewMissingClasses
 from fedsat.data.partition import FromFile, Iid, Natural, Partition, Quantity, make_partition, partitions
 from fedsat.data.picture import draw
+from fedsat.data.shards import Shards
 from fedsat.data.sources import get
+from fedsat.data.subsets import long_tailed, with_holdout
 
 __all__ = [
     "DATASETS",
@@ -16,6 +19,7 @@ __all__ = [
     "DatasetInfo",
     "Federation",
     "FromFile",
+    "Hsu",
     "Iid",
     "LabelQuantitySkewMissingClasses",
     "LabelSkew",
@@ -25,6 +29,7 @@ __all__ = [
     "Quantity",
     "Range",
     "Reporter",
+    "Shards",
     "Split",
     "Summary",
     "cache_folder",
@@ -32,6 +37,8 @@ __all__ = [
     "get",
     "is_cached",
     "load",
+    "long_tailed",
     "make_partition",
     "partitions",
+    "with_holdout",
 ]

@@ -50,6 +50,8 @@ class Summary:
     """Ratio of a client's most frequent class to its rarest one."""
     skew: float
     """Mean total variation distance between a client's class mix and the overall one, from 0 (equal) to 1."""
+    class_size: Range
+    """Samples per class."""
     holders: Range
     """Clients per class."""
 
@@ -159,6 +161,7 @@ class Federation:
             largest_share=Range.of(mix.max(axis=1)),
             imbalance=Range.of(counts.max(axis=1) / rarest),
             skew=float(np.abs(mix - whole).sum(axis=1).mean() / 2),
+            class_size=Range.of(counts.sum(axis=0)),
             holders=Range.of((counts > 0).sum(axis=0)),
         )
 

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsat.data.partition import Beta, Partition, apportion, dirichlet, partitions
+from fedsat.data.partition import Beta, Partition, apportion, dirichlet, distribute, partitions
 from fedsat.errors import UsageError
 from fedsat.options import Option
 from fedsat.seeding import Indices
@@ -223,10 +223,8 @@ def fit_sizes(shares: Shares, held: Holdings, counts: Indices, sizes: NDArray[np
 
 def share_out(labels: Indices, held: Holdings, shares: Shares, rng: np.random.Generator) -> Indices:
     """Split each class among its clients: one sample each, the others by their shares."""
-    owners = np.empty(len(labels), np.int64)
-    for label in range(held.shape[1]):
-        samples = rng.permutation(np.flatnonzero(labels == label))
+    counts = held.astype(np.int64)
+    for label, samples in enumerate(np.bincount(labels, minlength=held.shape[1])):
         holders = np.flatnonzero(held[:, label])
-        counts = 1 + apportion(len(samples) - len(holders), shares[holders, label])
-        owners[samples] = np.repeat(holders, counts)
-    return owners
+        counts[holders, label] += apportion(samples - len(holders), shares[holders, label])
+    return distribute(labels, counts, rng)

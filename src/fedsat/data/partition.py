@@ -71,8 +71,17 @@ def _check(owners: Indices, samples: int, clients: int, name: str) -> None:
 
 def dirichlet(rng: np.random.Generator, beta: float, size: int) -> NDArray[np.float64]:
     """Draw from the symmetric Dirichlet(β) distribution with `size` entries."""
+    return rng.dirichlet(_within_bounds(np.full(size, beta)))
+
+
+def dirichlet_mixes(rng: np.random.Generator, parameters: NDArray[np.float64], rows: int) -> NDArray[np.float64]:
+    """Draw `rows` times from the Dirichlet distribution with these parameters, [rows, parameters]."""
+    return rng.dirichlet(_within_bounds(parameters), size=rows)
+
+
+def _within_bounds(parameters: NDArray[np.float64]) -> NDArray[np.float64]:
     # Beyond these bounds a draw is one-hot or uniform anyway, and numpy's arithmetic under- or overflows.
-    return rng.dirichlet(np.full(size, np.clip(beta, 1e-6, 1e9)))
+    return np.clip(parameters, 1e-6, 1e9)
 
 
 def apportion(total: int, shares: NDArray[np.float64]) -> Indices:
@@ -80,6 +89,20 @@ def apportion(total: int, shares: NDArray[np.float64]) -> Indices:
     cuts = np.rint(np.cumsum(shares) * total).astype(np.int64)
     cuts[-1] = total
     return np.diff(np.minimum(cuts, total), prepend=0)
+
+
+def even_sizes(total: int, clients: int, rng: np.random.Generator) -> Indices:
+    """Return random client sizes that sum to `total` and differ by at most one."""
+    return total // clients + (rng.permutation(clients) < total % clients).astype(np.int64)
+
+
+def distribute(labels: Indices, counts: Indices, rng: np.random.Generator) -> Indices:
+    """Return the owners if each client gets this many random samples of each class, [clients, classes]."""
+    owners = np.empty(len(labels), np.int64)
+    for label in range(counts.shape[1]):
+        samples = rng.permutation(np.flatnonzero(labels == label))
+        owners[samples] = np.repeat(np.arange(len(counts)), counts[:, label])
+    return owners
 
 
 @partitions.register("iid")

@@ -6,15 +6,18 @@ import numpy as np
 
 from fedsat.seeding import Indices, generator
 
-HELD_OUT = 6
-"""One sample in six is held out for testing where there is no test set, as in MNIST and CIFAR."""
+HELD_OUT = 1 / 6
+"""The share of samples that is held out for testing where there is no test set, as in MNIST and CIFAR."""
 
 
-def hold_out(labels: Indices, seed: int) -> tuple[Indices, Indices]:
-    """Return indices to train and to test on: a sixth of each class is held out, and at least one sample of two."""
+def hold_out(labels: Indices, seed: int, share: float = HELD_OUT, purpose: str = "hold-out") -> tuple[Indices, Indices]:
+    """Return indices to train and to test on: a share of each class is held out, and at least one sample of two.
+
+    `purpose` distinguishes parts that are held out of the same samples for different reasons.
+    """
     counts = np.bincount(labels)
-    quota = np.where(counts >= 2, np.maximum(1, np.round(counts / HELD_OUT)), 0)
-    return take_from_each_class(labels, quota.astype(np.int64), generator(seed, "hold-out"))
+    quota = np.clip(np.round(counts * share), 1, np.maximum(counts - 1, 0))
+    return take_from_each_class(labels, quota.astype(np.int64), generator(seed, purpose))
 
 
 def hold_out_for_validation(labels: Indices, share: float, seed: int, client: int) -> tuple[Indices, Indices]:

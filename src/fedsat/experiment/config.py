@@ -12,7 +12,7 @@ import tomli_w
 from torch import nn
 
 from fedsat.algorithms import SGD, Algorithm, algorithms, optimizers
-from fedsat.data import Dataset, Partition, partitions
+from fedsat.data import Dataset, Partition, load, long_tailed, partitions, with_holdout
 from fedsat.engine import EngineName, Precision
 from fedsat.errors import UsageError, unknown
 from fedsat.experiment.legacy import modern_name, modern_table, modern_value, renamed, warn
@@ -32,6 +32,9 @@ PARTS: dict[str, Registry[Any]] = {
 }
 """The parts of a run that have a name and options of their own: tables of the file."""
 
+DATA = ("dataset", "image_size", "imbalance", "holdout")
+"""The settings that decide which samples there are to train and to evaluate on."""
+
 
 @dataclass(frozen=True)
 class Config:
@@ -41,6 +44,16 @@ class Config:
         str | Dataset, Option("a dataset's name, a folder of your own data, or your own function as module:name")
     ] = "mnist-mini"
     image_size: Annotated[int | None, Option("side to which a folder's images are resized", at_least=1)] = None
+    imbalance: Annotated[
+        float,
+        Option("size of the first class over that of the last in a long-tailed training set; 1: as it is", at_least=1),
+    ] = 1.0
+    holdout: Annotated[
+        float,
+        Option(
+            "share of the training data that replaces the test set, to choose settings by; 0: none", at_least=0, below=1
+        ),
+    ] = 0.0
     clients: Annotated[int, Option("N, number of clients", at_least=1)] = 100
     per_round: Annotated[int, Option("|S_t|, clients sampled in a round", at_least=1)] = 15
     workers: Annotated[int, Option("w, nodes that evaluate each client's model, including itself", at_least=1)] = 15
@@ -174,6 +187,16 @@ class Config:
     def dataset_label(self) -> str:
         """The dataset's short name for people."""
         return Path(self.dataset).name if isinstance(self.dataset, str) else self.dataset.name
+
+    def load_dataset(self) -> Dataset:
+        """Load the dataset that clients are trained on, with its long tail and what is held out of it.
+
+        Samples are held out of the long-tailed training set, so that settings are chosen by what a run may train on.
+        """
+        dataset = load(self.dataset, image_size=self.image_size, seed=self.seed)
+        if self.imbalance > 1:
+            dataset = long_tailed(dataset, self.imbalance, self.seed)
+        return with_holdout(dataset, self.holdout, self.seed) if self.holdout else dataset
 
     def table(self) -> dict[str, Any]:
         """The configuration as nested plain values, every option written out."""

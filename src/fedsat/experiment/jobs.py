@@ -16,6 +16,9 @@ from fedsat.experiment.store import file_name
 TAKEN_FROM = {"seed": "--seed and --seeds", "algorithm": "--methods"}
 """Settings for which a comparison has options of its own."""
 
+Choice = tuple[tuple[str, Any], ...]
+"""Settings of a grid, each with one of its values."""
+
 T = TypeVar("T")
 
 
@@ -27,6 +30,52 @@ class Job:
     config: Config
 
 
+@dataclass(frozen=True)
+class Contender:
+    """A method with its settings, and the values of the grid that apply to it."""
+
+    table: dict[str, Any]
+    grid: Mapping[str, Sequence[Any]]
+    seeds: int
+
+    @property
+    def method(self) -> str:
+        """The method's name."""
+        return Config.of(self.table).method
+
+    @property
+    def choices(self) -> list[Choice]:
+        """All combinations of the grid's values; the last setting varies fastest."""
+        return list(itertools.product(*([(key, value) for value in values] for key, values in self.grid.items())))
+
+    def jobs(self, choice: Choice) -> list[Job]:
+        """One job for each seed."""
+        jobs = []
+        for seed in range(self.table["seed"], self.table["seed"] + self.seeds):
+            config = Config.of(override(self.table, [*choice, ("seed", seed)]))
+            words = [config.method, *(f"{key}={value}" for key, value in choice), f"seed{seed}"]
+            jobs.append(Job("-".join(words), config))
+        return jobs
+
+
+def contenders(
+    table: Mapping[str, Any],
+    methods: Sequence[str],
+    seeds: int,
+    settings: Sequence[tuple[str, Any]],
+    grid: Sequence[tuple[str, Sequence[Any]]],
+) -> list[Contender]:
+    """One contender for each method. A method gets only the settings that it has."""
+    if not methods:
+        raise UsageError(f"no method is given; known: {', '.join(algorithms)}")
+    tables = [override(table, *method_parts(name)) for name in dict.fromkeys(methods)]
+    parts = [(key, value) for key, value in settings if names_a_part(key)]  # they bring options of their own
+    tables = [override(own, _had(own, parts)) for own in tables]
+    _check_names([key for key, _ in (*settings, *grid)], tables)
+    owns = [override(plain, _had(plain, settings)) for plain in tables]
+    return [Contender(own, dict(_had(own, grid)), seeds) for own in owns]
+
+
 def plan(
     table: Mapping[str, Any],
     methods: Sequence[str],
@@ -34,23 +83,9 @@ def plan(
     settings: Sequence[tuple[str, Any]],
     grid: Sequence[tuple[str, Sequence[Any]]],
 ) -> list[Job]:
-    """One job for each method, choice of the grid and seed. A method gets only the settings that it has."""
-    if not methods:
-        raise UsageError(f"no method is given; known: {', '.join(algorithms)}")
-    tables = [override(table, *method_parts(name)) for name in dict.fromkeys(methods)]
-    parts = [(key, value) for key, value in settings if names_a_part(key)]  # they bring options of their own
-    tables = [override(own, _had(own, parts)) for own in tables]
-    _check_names([key for key, _ in (*settings, *grid)], tables)
-    jobs = []
-    for plain in tables:
-        own = override(plain, _had(plain, settings))
-        choices = [[(key, value) for value in values] for key, values in _had(own, grid)]
-        for chosen in itertools.product(*choices):
-            for seed in range(own["seed"], own["seed"] + seeds):
-                config = Config.of(override(own, [*chosen, ("seed", seed)]))
-                words = [config.method, *(f"{key}={value}" for key, value in chosen), f"seed{seed}"]
-                jobs.append(Job("-".join(words), config))
-    return jobs
+    """One job for each method, choice of the grid and seed."""
+    found = contenders(table, methods, seeds, settings, grid)
+    return [job for contender in found for choice in contender.choices for job in contender.jobs(choice)]
 
 
 def _had(table: Mapping[str, Any], settings: Iterable[tuple[str, T]]) -> list[tuple[str, T]]:

@@ -73,7 +73,7 @@ class Setup:
         device, metrics = pick_device(config.device), find_metrics(config.metrics)
         if device.type == "cuda" and device.index is not None:
             torch.cuda.set_device(device)  # graphs and Triton kernels go to the current device, wherever tensors are
-        dataset = data.load(config.dataset, image_size=config.image_size, seed=config.seed)
+        dataset = config.load_dataset()
         if config.augment != "none" and len(dataset.input_shape) != 3:
             raise UsageError(f"augment is {config.augment!r}, which needs images; {dataset.name} has none")
         whole = data.Federation.build(dataset, config.partition, config.clients, config.seed)

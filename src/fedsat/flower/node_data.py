@@ -39,6 +39,10 @@ def number_of(node: NodeConfig) -> int:
 def load_share(run: RunSpec, config: Config, node: NodeConfig) -> data.Dataset:
     """Load the node's samples, normalised as in the run."""
     if "folder" in node:
+        if config.imbalance > 1 or config.holdout:
+            raise UsageError(
+                "the node has a folder of its own; imbalance and holdout need a dataset that the run divides"
+            )
         folder = Path(str(node["folder"])).expanduser()
         share = load_folder(folder, image_size=config.image_size, seed=config.seed, class_names=run.class_names)
     else:
@@ -71,7 +75,7 @@ def _partition(run: RunSpec, config: Config, node: NodeConfig) -> data.Dataset:
         raise UsageError(
             f"the run's dataset {name!r} is a path on the server; set dataset or folder in the node's configuration"
         )
-    whole = data.load(name, image_size=config.image_size, seed=config.seed)
+    whole = dataclasses.replace(config, dataset=name).load_dataset()
     if whole.class_names != run.class_names:
         raise DataError(
             f"the {whole.classes} classes of {whole.name} differ from the {len(run.class_names)} classes of the run"

@@ -88,7 +88,7 @@ def assemble(transport: Transport, config: Config, terms: Terms) -> Setup:
     _check_terms(config, terms)
     dataset = None
     if terms.test == "server":
-        dataset = data.load(config.dataset, image_size=config.image_size, seed=config.seed)
+        dataset = config.load_dataset()
         run = RunSpec(config.table(), dataset.class_names, False, dataset.mean, dataset.std)
     else:
         run = RunSpec(config.table(), _class_names(config, terms), True)

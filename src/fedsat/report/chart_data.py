@@ -12,6 +12,7 @@ import numpy as np
 
 from fedsat import data
 from fedsat.errors import FedsatError
+from fedsat.experiment.config import DATA, Config
 from fedsat.experiment.store import StoredRun
 from fedsat.metrics import Floats, Metric, RoundRecord
 from fedsat.report.comparison import compared_metrics
@@ -172,7 +173,7 @@ def _add_federation(run: StoredRun, federations: list[dict[str, Any]], notes: li
         notes.append(f"The partition of {run.folder.name} is not shown: its data are {run.stored['data']}.")
         return None
     try:
-        dataset = data.load(table["dataset"], image_size=table.get("image_size"), seed=run.seed)
+        dataset = Config.of({key: table[key] for key in (*DATA, "seed") if key in table}).load_dataset()
         federation = data.Federation.build(dataset, table["partition"], table["clients"], run.seed)
     except FedsatError as error:
         notes.append(f"The partition of {table['dataset']} is not shown: {error}")

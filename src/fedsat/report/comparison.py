@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fedsat.experiment.config import DATA
 from fedsat.experiment.store import completed
 from fedsat.metrics import COMPARED, Metric, rounds_to_target
 from fedsat.report.groups import Group
@@ -198,7 +199,7 @@ def comparison(groups: Sequence[Group], target: float | None = None) -> Comparis
 def _federation(group: Group) -> str:
     """The data and how they are distributed, which runs must share to be compared."""
     table = completed(group.first.table)
-    return str([table.get(key) for key in ("dataset", "image_size", "partition", "clients")])
+    return str([table.get(key) for key in (*DATA, "partition", "clients")])
 
 
 def _legend(found: Sequence[MethodResult], metrics: Sequence[Metric], comparable: bool) -> str:

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from fedsat.experiment.store import StoredRun
 from fedsat.metrics import COMPARED, Metric
-from fedsat.report.comparison import comparison
+from fedsat.report.comparison import ComparisonTable, comparison
 from fedsat.report.groups import Group, common_settings
 
 
@@ -45,9 +45,13 @@ def faults(summary: Mapping[str, Any]) -> str:
 
 def comparison_table(groups: Sequence[Group], target: float | None = None) -> Table:
     """Methods side by side over seeds, with the best value of each column in bold and ties marked."""
-    shown = comparison(groups, target)
+    return terminal_table(comparison(groups, target), common_settings(groups))
+
+
+def terminal_table(shown: ComparisonTable, title: str = "") -> Table:
+    """A table of results with its legend, for a terminal."""
     # Narrow padding, so that the table fits into 80 columns.
-    table = Table(title=Text(common_settings(groups)), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    table = Table(title=Text(title) if title else None, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     table.caption, table.caption_justify = Text("\n".join([shown.legend, *shown.terms])), "left"
     table.add_column("", overflow="fold", min_width=min(12, max(len(label) for (label, _), *_ in shown.rows)))
     for heading in shown.headings[1:]:
