@@ -44,7 +44,7 @@ PARTS = [
     "logit-calibration",
     "ntd",
     "restricted-softmax",
-    "vls",
+    "vacant-classes",
     "pwa",
     "disco",
     "uniform",
