@@ -32,7 +32,7 @@ LOW = -1e30
 """A logit whose probability is exactly 0. Infinity would give NaN for a client without vacant classes."""
 
 
-@objectives.register("vls")
+@objectives.register("vacant-classes")
 @dataclass(frozen=True)
 class VacantClassDistillation(Objective):
     """Calibrated cross-entropy, distillation on classes that the client lacks, and logit suppression (FedVLS)."""

@@ -55,7 +55,7 @@ PARTS = [
     "logit-calibration",
     "ntd",
     "restricted-softmax",
-    "vls",
+    "vacant-classes",
     "pwa",
     "disco",
     "uniform",
