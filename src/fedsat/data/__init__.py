@@ -2,16 +2,20 @@
 
 from fedsat.data.cache import cache_folder, is_cached
 from fedsat.data.catalog import DATASETS, DatasetInfo
-from fedsat.data.datasets import Dataset, Split, load
+from fedsat.data.datasets import Dataset, Split
 from fedsat.data.download import Reporter
 from fedsat.data.federation import Federation, Range, Summary
 from fedsat.data.label_skew import LabelQuantitySkewMissingClasses, LabelSkew, LabelSkewMissingClasses
+from fedsat.data.loading import builtin_columns, load, table_path
 from fedsat.data.partition import FromFile, Iid, Natural, Partition, Quantity, make_partition, partitions
 from fedsat.data.picture import draw
+from fedsat.data.schema import Column, Columns, Schema
 from fedsat.data.sources import get
 
 __all__ = [
     "DATASETS",
+    "Column",
+    "Columns",
     "Dataset",
     "DatasetInfo",
     "Federation",
@@ -25,8 +29,10 @@ __all__ = [
     "Quantity",
     "Range",
     "Reporter",
+    "Schema",
     "Split",
     "Summary",
+    "builtin_columns",
     "cache_folder",
     "draw",
     "get",
@@ -34,4 +40,5 @@ __all__ = [
     "load",
     "make_partition",
     "partitions",
+    "table_path",
 ]

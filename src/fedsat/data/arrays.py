@@ -93,15 +93,24 @@ def number_clients(clients: ArrayLike, samples: int, where: str) -> Indices:
     return np.unique(ids.astype(str) if ids.dtype.kind == "O" else ids, return_inverse=True)[1].astype(np.int64)
 
 
-def hold_out(labels: Indices, seed: int) -> tuple[Indices, Indices]:
-    """Return indices to train and to test on: a sixth of each class is held out, and at least one sample of two."""
+def hold_out(
+    labels: Indices, seed: int, *, one_in: int = HELD_OUT, owners: Indices | None = None
+) -> tuple[Indices, Indices]:
+    """Return indices to train and to test on: a share of each class is held out, and at least one sample of two.
+
+    With `owners`, the client of each sample, every client keeps a sample.
+    """
     counts = np.bincount(labels)
-    quota = np.where(counts >= 2, np.maximum(1, np.round(counts / HELD_OUT)), 0)
+    quota = np.where(counts >= 2, np.maximum(1, np.round(counts / one_in)), 0)
     shuffled = generator(seed, "hold-out").permutation(len(labels))
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
     first = np.cumsum(counts) - counts
     rank = np.arange(len(labels)) - first[labels[by_class]]
     held = rank < quota[labels[by_class]]
+    if owners is not None:
+        kept = np.bincount(owners[by_class[~held]], minlength=owners.max() + 1)
+        first_of_client = np.unique(owners[by_class], return_index=True)[1]
+        held[first_of_client[kept == 0]] = False
     return np.sort(by_class[~held]), np.sort(by_class[held])
 
 
