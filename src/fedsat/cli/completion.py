@@ -30,7 +30,7 @@ ALGORITHMS = [
     "moon",
     "scaffold",
 ]
-DATASETS = ["mnist-mini", "mnist", "fashion-mnist", "cifar10", "cifar100"]
+DATASETS = ["mnist-mini", "clinics-synthetic", "mnist", "fashion-mnist", "cifar10", "cifar100"]
 PARTS = ["psl", "logit-calibration", "pwa", "uniform", "median", "trimmed-mean", "damped-mean", "multi-krum"]
 
 VALUES: dict[str, list[str]] = {
@@ -38,7 +38,7 @@ VALUES: dict[str, list[str]] = {
     "--methods": ALGORITHMS,
     "--dataset": DATASETS,
     "--partition": ["iid", "ls", "lsmc", "lqsmc", "quantity", "natural", "file"],
-    "--model": ["mlp", "lenet5", "resnet8", "resnet18"],
+    "--model": ["mlp", "lenet5", "resnet8", "resnet18", "tabular"],
     "--attack": ["none", "sign-flip", "label-flip", "scale", "noise", "free-rider", "lying-worker"],
     "--with": PARTS,
     "--without": [*PARTS, "correction"],
@@ -59,6 +59,7 @@ REPEATED = ("--set", "--grid", "--callback")
 """Options that can be given more than once."""
 
 PARTITION_OPTIONS = ["--partition", "--classes-per-client", "--beta"]
+TABLE_OPTIONS = ["--label", "--client", "--test-column", "--drop", "--hashed"]
 RUN_OPTIONS = [flag(setting) for settings in SECTIONS.values() for setting in settings]
 NODE_OPTIONS = [flag(setting) for setting in SECTIONS[NODES]]
 
@@ -75,14 +76,32 @@ OPTIONS: dict[str, list[str]] = {
         also=["--methods", "--seeds", "--grid", "--target", "--jobs", "--out", "--figures", "--table"],
     ),
     "federate": _run_options(
-        without=["--clients", "--engine", "--checkpoint-every", "--dropout", "--stragglers", "--attackers", "--attack"],
+        without=[
+            "--clients",
+            "--engine",
+            "--checkpoint-every",
+            "--dropout",
+            "--stragglers",
+            "--attackers",
+            "--attack",
+            "--schema",
+        ],
         also=["--nodes", "--out"],
     ),
     "report": ["--out", "--target", "--figures", "--table"],
     "list": [],
     "data get": ["--from"],
     "data list": [],
-    "data show": [*PARTITION_OPTIONS, "--clients", "--seed", "--image-size", "--set", "--out"],
+    "data show": [
+        *PARTITION_OPTIONS,
+        *TABLE_OPTIONS,
+        "--clients",
+        "--seed",
+        "--image-size",
+        "--set",
+        "--schema",
+        "--out",
+    ],
 }
 """The options of every command."""
 

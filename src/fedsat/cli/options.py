@@ -14,6 +14,7 @@ import typer
 from fedsat.cli.sections import MACHINE, ORDER, OTHER, OUTPUT, SECTIONS, flag, section_of
 from fedsat.errors import UsageError
 from fedsat.experiment.config import Config, override, parse_value, read
+from fedsat.experiment.defaults import brought_by_dataset
 from fedsat.experiment.parts import part_names
 from fedsat.options import OptionField, options_of
 
@@ -85,7 +86,9 @@ def settings_table(given: dict[str, Any]) -> dict[str, Any]:
         if value is not None
     ]
     base = read(config_file, tell=True) if config_file else {}
-    return override(base, [*settings, *read_settings(sets)], _names(on), _names(off))
+    settings += read_settings(sets)
+    brought = brought_by_dataset({**base, **dict(settings)})
+    return override(base, [*brought.items(), *settings], read_names(on) or (), read_names(off) or ())
 
 
 def split_setting(text: str, option: str) -> tuple[str, str]:
@@ -102,8 +105,9 @@ def read_settings(texts: list[str]) -> list[tuple[str, Any]]:
     return [(key, parse_value(value)) for key, value in pairs]
 
 
-def _names(text: str | None) -> list[str]:
-    return [name.strip() for name in (text or "").split(",") if name.strip()]
+def read_names(text: str | None) -> list[str] | None:
+    """The names in a list separated by commas."""
+    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _parameters() -> list[inspect.Parameter]:

@@ -11,12 +11,24 @@ COMPARISON, FAULTS, EVALUATION = "Comparison", "Faults and attacks", "Evaluation
 NODES, MACHINE, OUTPUT, OTHER = "Real nodes", "Machine", "Output", "Options"
 
 SECTIONS: dict[str, tuple[str, ...]] = {
-    DATA: ("dataset", "partition", "classes_per_client", "beta", "image_size", "augment"),
+    DATA: (
+        "dataset",
+        "partition",
+        "classes_per_client",
+        "beta",
+        "image_size",
+        "augment",
+        "label",
+        "client",
+        "test_column",
+        "drop",
+        "hashed",
+    ),
     FEDERATION: ("clients", "per_round", "workers"),
     METHOD: ("algorithm", "with_", "without"),
     COMPARISON: (),
     TRAINING: ("model", "rounds", "epochs", "batch_size", "lr", "average", "seed"),
-    NODES: ("min_fraction", "timeout", "retries", "wait", "worker_counts", "test"),
+    NODES: ("min_fraction", "timeout", "retries", "wait", "worker_counts", "test", "schema"),
     FAULTS: ("dropout", "stragglers", "attack", "attackers", "max_norm"),
     EVALUATION: ("evaluate_every", "client_accuracy", "metrics"),
     MACHINE: ("engine", "device", "precision"),

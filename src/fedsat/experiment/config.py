@@ -12,7 +12,7 @@ import tomli_w
 from torch import nn
 
 from fedsat.algorithms import Algorithm, algorithms
-from fedsat.data import Dataset, Partition, partitions
+from fedsat.data import Columns, Dataset, Partition, load, partitions
 from fedsat.engine import EngineName, Precision
 from fedsat.errors import UsageError, unknown
 from fedsat.experiment.legacy import modern_name, modern_table, modern_value, renamed, warn
@@ -30,8 +30,16 @@ class Config:
     """A run: data, federation, model, method, protocol and seed."""
 
     dataset: Annotated[
-        str | Dataset, Option("a dataset's name, a folder of your own data, or your own function as module:name")
+        str | Dataset,
+        Option("a dataset's name, a table or folder of your own data, or your own function as module:name"),
     ] = "mnist-mini"
+    label: Annotated[str | None, Option("column of a table that holds the class to predict")] = None
+    client: Annotated[str | None, Option("column of a table that names the client of each row")] = None
+    test_column: Annotated[
+        str | None, Option("column of a table that says train or test [a fifth of the rows is held out]")
+    ] = None
+    drop: Annotated[tuple[str, ...], Option("columns of a table to leave out")] = ()
+    hashed: Annotated[tuple[str, ...], Option("columns of a table with many different texts, to be hashed")] = ()
     image_size: Annotated[int | None, Option("side to which a folder's images are resized", at_least=1)] = None
     clients: Annotated[int, Option("N, number of clients", at_least=1)] = 100
     per_round: Annotated[int, Option("|S_t|, clients sampled in a round", at_least=1)] = 15
@@ -105,6 +113,11 @@ class Config:
         return method_name(self.algorithm)
 
     @property
+    def columns(self) -> Columns:
+        """Which columns of a table are what."""
+        return Columns.of(vars(self))
+
+    @property
     def dataset_name(self) -> str:
         """The dataset as records name it; an object by its name and checksum."""
         return self.dataset if isinstance(self.dataset, str) else self.dataset.reference
@@ -113,6 +126,10 @@ class Config:
     def dataset_label(self) -> str:
         """The dataset's short name for people."""
         return Path(self.dataset).name if isinstance(self.dataset, str) else self.dataset.name
+
+    def load(self) -> Dataset:
+        """Load the dataset."""
+        return load(self.dataset, image_size=self.image_size, columns=self.columns, seed=self.seed)
 
     def table(self) -> dict[str, Any]:
         """The configuration as nested plain values, every option written out."""

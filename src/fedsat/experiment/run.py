@@ -42,6 +42,8 @@ class Setup:
     faults: Faults
     metrics: tuple[Metric, ...] = ()
     """The user's own metrics."""
+    schema: data.Schema | None = None
+    """The columns of a table and how rows become inputs; None for other data."""
 
     @property
     def fingerprint(self) -> str:
@@ -54,7 +56,7 @@ class Setup:
         device, metrics = pick_device(config.device), find_metrics(config.metrics)
         if device.type == "cuda" and device.index is not None:
             torch.cuda.set_device(device)  # graphs and Triton kernels go to the current device, wherever tensors are
-        dataset = data.load(config.dataset, image_size=config.image_size, seed=config.seed)
+        dataset = config.load()
         if config.augment != "none" and len(dataset.input_shape) != 3:
             raise UsageError(f"augment is {config.augment!r}, which needs images; {dataset.name} has none")
         federation = data.Federation.build(dataset, config.partition, config.clients, config.seed)
@@ -70,7 +72,7 @@ class Setup:
         engine.class_mixes = federation.class_counts
         notes = [text for text in (dataset.note, note) if text]
         faults = Faults(config.dropout, config.max_norm, config.attack, attackers)
-        return Setup(config, federation, engine, device, notes, faults, metrics)
+        return Setup(config, federation, engine, device, notes, faults, metrics, dataset.schema)
 
 
 @dataclass(repr=False)
@@ -264,7 +266,7 @@ def prepare(config: Config, out: Path | None = None) -> Run:
     state = RunState(start(setup.engine))
     if out is None:
         return Run(setup, state)
-    folder = RunFolder.create(out, config.to_toml())
+    folder = RunFolder.create(out, config.to_toml(), setup.schema)
     return Run(setup, state, folder, Checkpoints.of(out, config.checkpoint_every))
 
 

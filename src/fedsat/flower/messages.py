@@ -34,6 +34,8 @@ class RunSpec:
     """Whether the global model is tested on samples that nodes hold out, instead of the server's test set."""
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
+    schema: str = ""
+    """The schema of a table as JSON; empty for other data."""
 
     def text(self) -> str:
         """Return the spec as one line of JSON; numbers are exact."""
@@ -44,7 +46,7 @@ class RunSpec:
         """Read what `text` returned."""
         spec = json.loads(text)
         names, mean, std = (tuple(spec[key]) for key in ("class_names", "mean", "std"))
-        return RunSpec(dict(spec["settings"]), names, bool(spec["held_out"]), mean, std)
+        return RunSpec(dict(spec["settings"]), names, bool(spec["held_out"]), mean, std, str(spec["schema"]))
 
 
 @dataclass(frozen=True)

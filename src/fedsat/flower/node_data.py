@@ -2,7 +2,7 @@
 
 The node's configuration (`flower-supernode --node-config`) is one of
 
-    folder="/data/ours"                                   everything in this folder (see docs/howto/data.md)
+    folder="/data/ours"                                   everything in this folder (see docs/howto/data.md), or a table
     dataset="mnist" partition-id=3 num-partitions=10      one part of a dataset, split as in the run
 
 `dataset` is optional if fedsat knows the run's dataset by name.
@@ -10,8 +10,8 @@ The node's configuration (`flower-supernode --node-config`) is one of
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from fedsat import data
 from fedsat.data.arrays import hold_out
 from fedsat.data.catalog import DATASETS
 from fedsat.data.folders import load_folder
+from fedsat.data.schema import Schema
+from fedsat.data.tables import load_part
 from fedsat.errors import DataError, UsageError
 from fedsat.experiment.config import Config
 from fedsat.flower.messages import RunSpec
@@ -38,13 +40,16 @@ def number_of(node: NodeConfig) -> int:
 
 def load_share(run: RunSpec, config: Config, node: NodeConfig) -> data.Dataset:
     """Load the node's samples, normalised as in the run."""
+    schema = Schema.from_json(run.schema) if run.schema else None
     if "folder" in node:
         folder = Path(str(node["folder"])).expanduser()
+        if schema is not None:
+            return load_part(folder, config.columns, config.seed, schema)
         share = load_folder(folder, image_size=config.image_size, seed=config.seed, class_names=run.class_names)
     else:
-        share = _partition(run, config, node)
+        share = _partition(run, config, node, schema)
     if run.mean:
-        share = dataclasses.replace(share, agreed=(run.mean, run.std))
+        share = replace(share, agreed=(run.mean, run.std))
     return share
 
 
@@ -55,7 +60,7 @@ def federation_of(share: data.Dataset, client: int, clients: int) -> data.Federa
     return data.Federation(share, np.arange(samples, dtype=np.int64), offsets.astype(np.int64))
 
 
-def _partition(run: RunSpec, config: Config, node: NodeConfig) -> data.Dataset:
+def _partition(run: RunSpec, config: Config, node: NodeConfig, schema: Schema | None) -> data.Dataset:
     number = number_of(node)
     if not 0 <= number < config.clients:
         raise UsageError(
@@ -70,7 +75,10 @@ def _partition(run: RunSpec, config: Config, node: NodeConfig) -> data.Dataset:
         raise UsageError(
             f"the run's dataset {name!r} is a path on the server; set dataset or folder in the node's configuration"
         )
-    whole = data.load(name, image_size=config.image_size, seed=config.seed)
+    whole = replace(config, dataset=name).load()
+    if schema is not None and whole.schema != schema:
+        why = "it is not a table" if whole.schema is None else schema.difference(whole.schema)
+        raise DataError(f"{whole.name} differs from what the federation agreed on: {why}")
     if whole.class_names != run.class_names:
         raise DataError(
             f"the {whole.classes} classes of {whole.name} differ from the {len(run.class_names)} classes of the run"

@@ -172,7 +172,8 @@ def _add_federation(run: StoredRun, federations: list[dict[str, Any]], notes: li
         notes.append(f"The partition of {run.folder.name} is not shown: its data are {run.stored['data']}.")
         return None
     try:
-        dataset = data.load(table["dataset"], image_size=table.get("image_size"), seed=run.seed)
+        columns = data.Columns.of(table)
+        dataset = data.load(table["dataset"], image_size=table.get("image_size"), columns=columns, seed=run.seed)
         federation = data.Federation.build(dataset, table["partition"], table["clients"], run.seed)
     except FedsatError as error:
         notes.append(f"The partition of {table['dataset']} is not shown: {error}")
