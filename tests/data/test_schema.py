@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import zlib
+from datetime import date
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -60,6 +62,7 @@ def test_new_rows() -> None:
     [
         ({"age": [20, "old", 3, 4]}, "column 'age', row 2: 'old', which is not a number"),
         ({"age": [20, math.inf, 3, 4]}, "column 'age', row 2: 'inf', which is not finite"),
+        ({"age": [20, 1e38, 3, 4]}, "column 'age', row 2: '1e\\+38', which is too far from the other values"),
         ({"age": pd.to_datetime(["2026-01-01"] * 4)}, "column 'age' holds dates"),
         ({"seen": [1, 2, 3, 4]}, "column 'seen' holds numbers; dates such as"),
         ({"seen": ["2026-01-01", "1.2.2026", None, None]}, "row 2: '1.2.2026', which is not a date"),
@@ -122,6 +125,7 @@ def test_hashed_text() -> None:
     ("values", "words"),
     [
         (range(100, 140), "'x' numbers the rows; leave it out with --drop x"),
+        ([1e300, *range(39)], "'x', row 1: '1e\\+300', which is too large"),
         ([None] * 40, "'x' has no value in the training rows"),
         ([[1, 2]] * 40, "'x' holds values of the type mixed"),
         ([b"x"] * 40, "'x' holds values of the type bytes"),
@@ -153,6 +157,31 @@ def test_classes_are_sorted_as_what_they_are() -> None:
     assert classes(1.0, 0.0) == ("0", "1")
     assert classes(True, False) == ("False", "True")
     assert classes("no", "event") == ("event", "no")
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ([1, None], "number"),
+        ([Decimal("1.5"), Decimal(2)], "number"),
+        (pd.array([1, None], dtype="Int64"), "number"),
+        ([date(2026, 1, 1), None], "date"),
+        (pd.to_datetime(["2026-01-01", None]), "date"),
+        (pd.to_datetime(["2026-01-01T10:00+02:00", "2026-01-02T10:00+02:00"]), "date"),
+        (["2026-01-01T10:00+02:00", "2026-01-02 11:00"], "date"),
+        ([True, None], "boolean"),
+        (pd.array([True, None], dtype="boolean"), "boolean"),
+        (["x", None], "category"),
+        (["2026-01-01", "soon"], "category"),
+        ([1, "x"], "category"),
+        (pd.Categorical([1, 2]), "category"),
+    ],
+)
+def test_kinds(values: Any, kind: str) -> None:
+    frame = pd.DataFrame({"x": values, "y": [0, 1]})
+    schema = Schema.of(frame, Columns("y"))
+    assert schema.columns[0].kind == kind
+    assert np.isfinite(schema.encode(frame)).all()
 
 
 def test_a_constant_column_is_zero() -> None:

@@ -6,7 +6,7 @@ from fedsat.data.datasets import Dataset, Split
 from fedsat.data.download import Reporter
 from fedsat.data.federation import Federation, Range, Summary
 from fedsat.data.label_skew import LabelQuantitySkewMissingClasses, LabelSkew, LabelSkewMissingClasses
-from fedsat.data.loading import builtin_columns, load, table_path
+from fedsat.data.loading import load
 from fedsat.data.partition import FromFile, Iid, Natural, Partition, Quantity, make_partition, partitions
 from fedsat.data.picture import draw
 from fedsat.data.schema import Column, Columns, Schema
@@ -32,7 +32,6 @@ __all__ = [
     "Schema",
     "Split",
     "Summary",
-    "builtin_columns",
     "cache_folder",
     "draw",
     "get",
@@ -40,5 +39,4 @@ __all__ = [
     "load",
     "make_partition",
     "partitions",
-    "table_path",
 ]

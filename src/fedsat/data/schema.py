@@ -33,6 +33,8 @@ MOST_CATEGORIES = 64
 """The most frequent categories of a column have an input of their own; the others share one."""
 BUCKETS = 32
 """Inputs of a hashed column."""
+LARGEST = 1e30
+"""Larger numbers would not be finite in float32 for long."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,7 @@ class Column:
         numbers = READERS[found](known)
         if found == "number" and _numbers_the_rows(numbers):
             raise DataError(f"column {name!r} numbers the rows; leave it out with --drop {name}")
+        refuse_at(known, np.abs(numbers) > LARGEST, name, "which is too large")
         mean, deviation = float(numbers.mean()), float(numbers.std())
         usual = str(mean > 0.5).lower() if found == "boolean" else ""
         # A constant column has the deviation 1, up to rounding, and so the input 0.
@@ -112,7 +115,7 @@ class Column:
         own = {"category": len(self.categories) + 1, "hashed": BUCKETS}.get(self.kind, 1)
         return own + self.missing
 
-    def encode(self, values: pd.Series) -> Floats:
+    def encode(self, values: pd.Series) -> NDArray[np.float32]:
         """Return the inputs of these values, [rows, width]."""
         gone = values.isna().to_numpy()
         if self.kind in ("category", "hashed"):
@@ -120,19 +123,21 @@ class Column:
         else:
             fill = float(self.usual == "true") if self.kind == "boolean" else self.mean
             numbers = np.where(gone, fill, READERS[self.kind](values))
-            block = ((numbers - self.mean) / self.deviation)[:, None]
-        return np.hstack([block, gone[:, None]]) if self.missing else block
+            normal = ((numbers - self.mean) / self.deviation)[:, None]
+            refuse_at(values, np.abs(normal) > LARGEST, self.name, "which is too far from the other values")
+            block = normal.astype(np.float32)
+        return np.hstack([block, gone[:, None].astype(np.float32)]) if self.missing else block
 
-    def _one_hot(self, texts: pd.Series, gone: NDArray[np.bool_]) -> Floats:
+    def _one_hot(self, texts: pd.Series, gone: NDArray[np.bool_]) -> NDArray[np.float32]:
         """Return 1 at the place of each text; unknown categories share the last place."""
         if self.kind == "hashed":
             codes = np.array([zlib.crc32(text.encode()) % BUCKETS for text in texts], np.int64)
-            return np.eye(BUCKETS)[codes] * ~gone[:, None]
+            return np.eye(BUCKETS, dtype=np.float32)[codes] * ~gone[:, None]
         place = {category: number for number, category in enumerate(self.categories)}
         other = len(place)
         codes = np.array([place.get(text, other) for text in texts], np.int64)
         codes[gone] = place.get(self.usual, other)
-        return np.eye(other + 1)[codes]
+        return np.eye(other + 1, dtype=np.float32)[codes]
 
 
 READERS = {"number": as_numbers, "date": as_days, "boolean": as_flags}
@@ -174,7 +179,7 @@ class Schema:
             if column.name not in frame.columns:
                 raise DataError(f"column {column.name!r} ({column.kind}) is missing")
         blocks = [column.encode(frame[column.name]) for column in self.columns]
-        return np.hstack(blocks).astype(np.float32)
+        return np.hstack(blocks)
 
     def labels(self, frame: pd.DataFrame) -> Indices:
         """Return the class of each row."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedsat.data import Columns, Dataset, builtin_columns, table_path
+from fedsat.data import Columns, Dataset
+from fedsat.data.loading import builtin_columns, table_path
 from fedsat.data.tables import count_clients
 from fedsat.experiment.config import Config
 
