@@ -16,6 +16,7 @@ from fedsat.errors import UsageError
 from fedsat.experiment import Callbacks, Config, Run, prepare, restore
 from fedsat.experiment.batch import Display, Silent, carry_out, train_shown
 from fedsat.experiment.config import override
+from fedsat.experiment.defaults import brought_by_dataset
 from fedsat.experiment.jobs import contenders, plan
 from fedsat.experiment.samplers import SamplerName
 from fedsat.experiment.store import Shelf, StoredRun
@@ -33,8 +34,8 @@ def configure(*, with_parts: Iterable[str] = (), without: Iterable[str] = (), **
 
     A part may be given by name, as a table (`partition={"name": "lsmc", "classes_per_client": 2}`), as an
     instance (`algorithm=FedSat(gamma=0.5)`), or, for a model or method of your own, as its class. `metrics` takes
-    functions as well as their `module:name`. `dataset` takes a name, a folder, or a `Dataset`; one that knows its
-    clients brings the partition `natural` and their number.
+    functions as well as their `module:name`. `dataset` takes a name, a table, a folder, or a `Dataset`. A dataset
+    that knows its clients brings the partition `natural` and their number; a table brings the model `tabular`.
     """
     return Config.of(override({}, _named(settings), with_parts, without))
 
@@ -209,10 +210,7 @@ def _display(progress: bool | None) -> Display:
 def _named(settings: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """Settings with classes and metric functions by their names, as a configuration holds them."""
     named = {key: _by_name(value) if isinstance(value, type) else value for key, value in settings.items()}
-    dataset = named.get("dataset")
-    if isinstance(dataset, Dataset) and dataset.clients is not None and "partition" not in named:
-        few = {"per_round": dataset.clients} if dataset.clients < Config.per_round else {}
-        named = {"partition": "natural", "clients": dataset.clients, **few, **named}
+    named = {**brought_by_dataset(named), **named}
     if not isinstance(named.get("metrics", ""), str):
         named["metrics"] = [metric_path(each) for each in named["metrics"]]
     return list(named.items())

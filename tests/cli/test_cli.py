@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,8 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedsat.data import Schema
 from fedsat.version import __version__
 from tests.support.calling import SMALL, fedsat
+from tests.support.patients import write_patients
 from tests.support.runs import killed_after
 
 
@@ -290,3 +293,20 @@ def test_resume(capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 0
     assert tomllib.loads(Path("run/config.toml").read_text())["rounds"] == 7
     assert len(Path("run/metrics.jsonl").read_text().splitlines()) == 7
+
+
+def test_data_show_describes_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("pyarrow")
+    write_patients(Path("patients.csv"))
+    code, out, _ = fedsat(
+        capsys, "data", "show", "patients.csv", "--label", "outcome", "--client", "hospital", "--drop", "ill",
+        "--schema", "schema.json",
+    )  # fmt: skip
+    assert code == 0
+    assert re.search(r"age +number +1 +\d\d\.\d+ ± 1\d\.\d+ +0", out)
+    assert re.search(r"ward +category +3 +a, b +0", out)
+    assert re.search(r"east +\d+ +\d+ +2\d", out)
+    assert "patients.csv, natural, 3 clients, seed 0" in out
+    assert " ill " not in out
+    assert Schema.from_json(Path("schema.json").read_text()).label == "outcome"
+    assert Path("patients.csv-natural.png").is_file()

@@ -70,8 +70,9 @@ def choose(module: type[nn.Module], name: Any = "auto") -> tuple[Any, str]:
     return choose_engine(name, made, federation, FedSat(), training, torch.device("cpu"), "float64")
 
 
-def test_usual_layers_fold() -> None:
-    engine, note = choose(fedsat.models.MLP)
+@pytest.mark.parametrize("module", [fedsat.models.MLP, fedsat.models.Tabular])
+def test_usual_layers_fold(module: type[nn.Module]) -> None:
+    engine, note = choose(module)
     assert isinstance(engine, StackedEngine)
     assert isinstance(engine.stacked, FoldedNetwork)
     assert note == ""

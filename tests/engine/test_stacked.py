@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsat.algorithms import SGD, FedAvg, algorithms
+from fedsat.data import Dataset
 from fedsat.engine import SequentialEngine
 from fedsat.engine.base import BaseEngine
 from fedsat.engine.fold import FoldedConv2d, fold
@@ -126,6 +127,16 @@ def test_clients_smaller_than_a_batch_and_of_one_sample() -> None:
     model = {"name": "resnet8", "width": 4}
     partition = {"name": "quantity", "beta": 0.5}
     assert_equal("fedavg", lanes=2, partition=partition, clients=40, batch_size=8, model=model, dataset=image_dataset())
+
+
+@pytest.mark.parametrize("algorithm", ["fedsat", "moon"])
+def test_a_table(algorithm: str) -> None:
+    rng, rows = np.random.default_rng(2), 120
+    age, ward = rng.normal(60, 10, rows), np.array(["a", "b", "c"])[rng.integers(0, 3, rows)]
+    frame = pytest.importorskip("pandas").DataFrame({"age": age, "ward": ward, "outcome": np.arange(rows) % 2})
+    pytest.importorskip("pyarrow")
+    dataset = Dataset.from_table(frame, label="outcome")
+    assert_equal(algorithm, lanes=3, model="tabular", dataset=dataset, partition="quantity", clients=6, lr=0.05)
 
 
 def test_augmentation() -> None:

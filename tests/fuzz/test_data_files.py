@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from fedsat.data import FromFile, folders, formats, load, sources
+from fedsat.data import Columns, FromFile, folders, formats, load, sources
 from fedsat.data.catalog import Arrays, DatasetInfo, digest
 from fedsat.data.sources import Form, Origin
 from tests.support.mutations import mutated, refused_or, tries
@@ -158,6 +158,27 @@ def test_partition_files(name: str, data: st.DataObject, tmp_path_factory: pytes
     path.write_bytes(changed)
     owners = refused_or(lambda: FromFile(path).owners(np.zeros(12, np.int64), 1, 3, np.random.default_rng(0)))
     assert owners is None or (len(owners) == 12 and set(owners.tolist()) == {0, 1, 2})
+
+
+TABLE = "".join(
+    f"{'uv'[row % 2]},{row * 1.5},{'abc'[row % 3]},2026-01-{row + 1:02},{row % 2 == 0}\n" for row in range(12)
+)
+
+
+@pytest.mark.parametrize("name", ["p.csv", "p.csv.gz"])
+@tries(40)
+@given(data=st.data())
+def test_tables(name: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    pytest.importorskip("pyarrow")
+    plain = ("client,number,ward,seen,label\n" + TABLE).encode()
+    content = data.draw(mutated(gzip.compress(plain) if name.endswith(".gz") else plain))
+    path = tmp_path_factory.getbasetemp() / name
+    path.write_bytes(content)
+    dataset = refused_or(lambda: load(str(path), columns=Columns("label", "client")))
+    if dataset is not None:
+        assert dataset.schema is not None
+        assert dataset.train.images.shape == (len(dataset.train), dataset.schema.width)
+        assert np.isfinite(dataset.train.images).all()
 
 
 @tries(40)

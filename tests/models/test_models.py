@@ -29,6 +29,8 @@ def resnet8(width: int, classes: int) -> int:
     [
         ("mlp", MNIST, 10, 784 * 80 + 80 + 80 * 60 + 60 + 60 * 10 + 10),
         ({"name": "mlp", "hidden": []}, (7,), 3, 7 * 3 + 3),
+        ("tabular", (35,), 2, 35 * 32 + (32 * 64 + 64) + (64 * 32 + 32) + 32 * 2 + 2),
+        ({"name": "tabular", "embedding": 4, "hidden": []}, (7,), 3, 7 * 4 + 4 * 3 + 3),
         ("lenet5", MNIST, 10, 61_706),  # the published count
         ("lenet5", CIFAR, 10, 62_006),
         ("resnet8", CIFAR, 10, resnet8(64, 10)),

@@ -39,7 +39,7 @@ ALGORITHMS = [
     "fedsam",
     "fedvls",
 ]
-DATASETS = ["mnist-mini", "mnist", "fashion-mnist", "cifar10", "cifar100"]
+DATASETS = ["mnist-mini", "clinics-synthetic", "mnist", "fashion-mnist", "cifar10", "cifar100"]
 METRICS = [
     "accuracy",
     "balanced_accuracy",
@@ -70,7 +70,7 @@ VALUES: dict[str, list[str]] = {
     "--methods": ALGORITHMS,
     "--dataset": DATASETS,
     "--partition": ["iid", "ls", "lsmc", "lqsmc", "hsu", "shards", "quantity", "natural", "file"],
-    "--model": ["mlp", "lenet5", "resnet8", "resnet18"],
+    "--model": ["mlp", "lenet5", "resnet8", "resnet18", "tabular"],
     "--attack": ["none", "sign-flip", "label-flip", "scale", "noise", "free-rider", "lying-worker"],
     "--optimizer": ["sgd"],
     "--lr-schedule": ["constant", "exponential", "step", "cosine"],
@@ -112,6 +112,7 @@ REPEATED = ("--set", "--grid", "--callback")
 """Options that can be given more than once."""
 
 PARTITION_OPTIONS = ["--partition", "--classes-per-client", "--beta"]
+TABLE_OPTIONS = ["--label", "--client", "--test-column", "--drop", "--hashed"]
 RUN_OPTIONS = [flag(setting) for settings in SECTIONS.values() for setting in settings]
 NODE_OPTIONS = [flag(setting) for setting in SECTIONS[NODES]]
 
@@ -132,14 +133,33 @@ OPTIONS: dict[str, list[str]] = {
         also=["--methods", "--seeds", "--grid", "--metric", "--trials", "--sampler", "--holdout", "--jobs", "--out"],
     ),
     "federate": _run_options(
-        without=["--clients", "--engine", "--checkpoint-every", "--dropout", "--stragglers", "--attackers", "--attack"],
+        without=[
+            "--clients",
+            "--engine",
+            "--checkpoint-every",
+            "--dropout",
+            "--stragglers",
+            "--attackers",
+            "--attack",
+            "--schema",
+        ],
         also=["--nodes", "--out"],
     ),
     "report": ["--out", "--target", "--figures", "--table"],
     "list": [],
     "data get": ["--from"],
     "data list": [],
-    "data show": [*PARTITION_OPTIONS, "--clients", "--seed", "--image-size", "--imbalance", "--set", "--out"],
+    "data show": [
+        *PARTITION_OPTIONS,
+        *TABLE_OPTIONS,
+        "--clients",
+        "--seed",
+        "--image-size",
+        "--imbalance",
+        "--set",
+        "--schema",
+        "--out",
+    ],
 }
 """The options of every command."""
 

@@ -13,11 +13,15 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 from rich.table import Table
 
 from fedsat import data
-from fedsat.cli.options import PARTITION_OPTIONS, read_settings
+from fedsat.cli.columns import clients_table, columns_table, write_schema
+from fedsat.cli.options import PARTITION_OPTIONS, read_names, read_settings
 from fedsat.entry_points import offers, package_of
 from fedsat.experiment.config import Config, override
+from fedsat.experiment.defaults import brought_by_dataset
+from fedsat.options import options_of
 
-SHAPES = "shape: channels × height × width; available: built in, or downloaded (fedsat data get NAME)"
+MEANING = {name: field.option.help for name, field in options_of(Config).items()}
+SHAPES = "shape: channels × height × width, or inputs; available: built in, or downloaded (fedsat data get NAME)"
 
 
 class Downloads:
@@ -99,13 +103,25 @@ def datasets_table() -> Table:
 
 
 def show(
-    dataset: Annotated[str, typer.Argument(help="name of a dataset, or a folder of your own data", show_default=False)],
-    partition: Annotated[str, typer.Option(help="how samples are split among clients", metavar="NAME")] = "lsmc",
+    dataset: Annotated[
+        str, typer.Argument(help="name of a dataset, or a table or folder of your own data", show_default=False)
+    ],
+    partition: Annotated[
+        str | None,
+        typer.Option(
+            help="how samples are split among clients [default: lsmc, or natural with --client]",
+            metavar="NAME",
+            show_default=False,
+        ),
+    ] = None,
     classes_per_client: Annotated[
         int | None, typer.Option(help=PARTITION_OPTIONS["classes_per_client"][1], show_default=False)
     ] = None,
     beta: Annotated[float | None, typer.Option(help=PARTITION_OPTIONS["beta"][1], show_default=False)] = None,
-    clients: Annotated[int, typer.Option(help="number of clients", metavar="N")] = 100,
+    clients: Annotated[
+        int | None,
+        typer.Option(help="number of clients [default: 100, or those of --client]", metavar="N", show_default=False),
+    ] = None,
     seed: Annotated[int, typer.Option(help="seed of the partition", metavar="N")] = 0,
     image_size: Annotated[
         int | None, typer.Option(help="size to which the images of a folder are resized", show_default=False)
@@ -113,33 +129,53 @@ def show(
     imbalance: Annotated[
         float | None, typer.Option(help="largest over smallest class of a long-tailed training set", show_default=False)
     ] = None,
+    label: Annotated[str | None, typer.Option(help=MEANING["label"], metavar="NAME", show_default=False)] = None,
+    client: Annotated[str | None, typer.Option(help=MEANING["client"], metavar="NAME", show_default=False)] = None,
+    test_column: Annotated[
+        str | None, typer.Option(help=MEANING["test_column"], metavar="NAME", show_default=False)
+    ] = None,
+    drop: Annotated[str | None, typer.Option(help=MEANING["drop"], metavar="NAMES", show_default=False)] = None,
+    hashed: Annotated[str | None, typer.Option(help=MEANING["hashed"], metavar="NAMES", show_default=False)] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option(
             "--set", metavar="KEY=VALUE", help="any other option of the partition; can be repeated", show_default=False
         ),
     ] = None,
+    schema: Annotated[
+        Path | None, typer.Option(help="file for the schema of a table, which nodes agree on", show_default=False)
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="file of the figure [default: DATASET-PARTITION.png]", show_default=False)
     ] = None,
 ) -> None:
-    """Show how a dataset is split among clients: a figure of the classes of each client, and a summary."""
-    settings: list[tuple[str, Any]] = [("dataset", dataset), ("partition", partition), ("clients", clients)]
-    settings += [("seed", seed), ("image_size", image_size), ("imbalance", imbalance), ("per_round", 1)]
-    settings += [("partition.classes_per_client", classes_per_client), ("partition.beta", beta)]
-    settings += read_settings(set_ or [])
-    config = Config.of(override({}, [(key, value) for key, value in settings if value is not None]))
+    """Show a dataset and how it is split among clients: a figure of the classes of each client, and a summary.
+
+    A table's columns are listed as well.
+    """
+    given: dict[str, Any] = {
+        "dataset": dataset, "partition": partition, "clients": clients, "seed": seed, "image_size": image_size,
+        "imbalance": imbalance,
+        "partition.classes_per_client": classes_per_client, "partition.beta": beta, "label": label, "client": client,
+        "test_column": test_column, "drop": read_names(drop) or None, "hashed": read_names(hashed) or None,
+    }  # fmt: skip
+    settings = {key: value for key, value in given.items() if value is not None} | dict(read_settings(set_ or []))
+    settings = {**brought_by_dataset(settings), **settings, "per_round": 1}
+    config = Config.of(override({}, settings.items()))
     loaded = config.load_dataset()
-    federation = data.Federation.build(loaded, config.partition, clients, seed)
+    federation = data.Federation.build(loaded, config.partition, config.clients, config.seed)
+    split = str(config.table()["partition"]["name"])
     console = Console()
     if loaded.note:
         console.print(f"note: {loaded.note}", markup=False, highlight=False)
-    console.print(_summary_table(federation, f"{loaded.name}, {partition}, {clients} clients, seed {seed}"))
-    console.print(
-        f"{partition}: {data.partitions.entry(partition).summary}", style="dim", markup=False, highlight=False
-    )
-    figure = out or Path(f"{Path(loaded.name).name}-{partition}.png")
-    data.draw(federation, figure, f"{loaded.name}, {partition}")
+    if loaded.schema is not None:
+        console.print(columns_table(loaded, loaded.schema))
+        console.print(clients_table(federation))
+        write_schema(loaded.schema, schema)
+    console.print(_summary_table(federation, f"{loaded.name}, {split}, {config.clients} clients, seed {seed}"))
+    console.print(f"{split}: {data.partitions.entry(split).summary}", style="dim", markup=False, highlight=False)
+    figure = out or Path(f"{Path(loaded.name).name}-{split}.png")
+    data.draw(federation, figure, f"{loaded.name}, {split}")
     console.print(f"figure: {figure}", markup=False, highlight=False)
 
 

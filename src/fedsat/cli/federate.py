@@ -19,7 +19,7 @@ from fedsat.cli.sections import NODES
 from fedsat.data.catalog import has_name
 from fedsat.errors import FedsatError, UsageError
 from fedsat.experiment.config import Config, override
-from fedsat.experiment.folder import CONFIG, RECORDS, SUMMARY, free_folder, read_records, read_summary
+from fedsat.experiment.folder import CONFIG, RECORDS, SCHEMA, SUMMARY, free_folder, read_records, read_summary
 from fedsat.experiment.jobs import folder_name
 from fedsat.experiment.store import StoredRun
 from fedsat.flower import require_flower
@@ -35,7 +35,17 @@ LOGS = "flower-logs"
 PAUSE = 0.2
 """Seconds between two reads of the server's records."""
 
-ELSEWHERE = ("clients", "engine", "checkpoint_every", "class_names", "dropout", "stragglers", "attackers", "attack")
+ELSEWHERE = (
+    "clients",
+    "engine",
+    "checkpoint_every",
+    "class_names",
+    "dropout",
+    "stragglers",
+    "attackers",
+    "attack",
+    "schema",
+)
 """Settings that `federate` does not have: `--nodes` or the data determine them, or only simulations use them."""
 
 
@@ -66,12 +76,12 @@ def federate(
     data.Federation.build(
         dataset, config.partition, nodes, config.seed
     )  # report an impossible split before nodes start
-    terms = Terms(**terms_given, class_names=",".join(dataset.class_names))
     folder = out or free_folder(Path("runs"), folder_name(config, f"flower-{config.method}-seed{config.seed}"))
     if (folder / CONFIG).exists():
         raise UsageError(f"{folder} already contains a run; choose another folder with --out")
     say(console, f"starting a SuperLink and {nodes} SuperNodes; {sampled} clients per round")
     with tempfile.TemporaryDirectory(prefix="fedsat-") as work:
+        terms = Terms(**terms_given, **_agreed(dataset, Path(work)))
         federation = LocalFederation(Path(work), threads=max(1, (os.cpu_count() or 1) // nodes))
         try:
             with federation, Watcher(console, config.method, 0, config.rounds) as watcher:
@@ -91,6 +101,15 @@ def federate(
     say(console, f"files: {folder}")
 
 
+def _agreed(dataset: data.Dataset, work: Path) -> dict[str, Any]:
+    """Return what the server needs to know of the data if it has none: the schema of a table, or the classes."""
+    if dataset.schema is None:
+        return {"class_names": ",".join(dataset.class_names)}
+    file = work / SCHEMA
+    file.write_text(dataset.schema.to_json(), encoding="utf-8")
+    return {"schema": str(file)}
+
+
 def start_nodes(federation: LocalFederation, config: Config) -> None:
     """Start one node per client, with its part of the dataset."""
     dataset = _for_nodes(config.dataset_name)
@@ -101,7 +120,7 @@ def start_nodes(federation: LocalFederation, config: Config) -> None:
 
 def _for_nodes(dataset: str) -> str:
     """Return the dataset's name as nodes find it from their own folders."""
-    if has_name(dataset) or not Path(dataset).expanduser().is_dir():
+    if has_name(dataset) or not Path(dataset).expanduser().exists():
         return dataset
     return str(Path(dataset).expanduser().resolve())
 

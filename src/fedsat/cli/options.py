@@ -15,6 +15,7 @@ from fedsat.algorithms import SGD
 from fedsat.cli.sections import COMPARISON, MACHINE, ORDER, OTHER, OUTPUT, SECTIONS, flag, section_of
 from fedsat.errors import UsageError
 from fedsat.experiment.config import Config, override, parse_value, parse_values, read
+from fedsat.experiment.defaults import brought_by_dataset
 from fedsat.experiment.parts import part_names
 from fedsat.options import OptionField, options_of
 from fedsat.rounds import LrSchedule
@@ -133,7 +134,9 @@ def settings_table(given: dict[str, Any]) -> dict[str, Any]:
         if value is not None
     ]
     base = read(config_file, tell=True) if config_file else {}
-    return override(base, [*settings, *read_settings(sets)], read_names(on), read_names(off))
+    settings += read_settings(sets)
+    brought = brought_by_dataset({**base, **dict(settings)})
+    return override(base, [*brought.items(), *settings], read_names(on), read_names(off))
 
 
 def split_setting(text: str, option: str) -> tuple[str, str]:

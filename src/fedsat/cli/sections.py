@@ -12,7 +12,21 @@ COMPARISON, SEARCH, FAULTS, EVALUATION = "Comparison", "Search", "Faults and att
 NODES, MACHINE, OUTPUT, OTHER = "Real nodes", "Machine", "Output", "Options"
 
 SECTIONS: dict[str, tuple[str, ...]] = {
-    DATA: ("dataset", "partition", "classes_per_client", "beta", "image_size", "imbalance", "holdout", "augment"),
+    DATA: (
+        "dataset",
+        "partition",
+        "classes_per_client",
+        "beta",
+        "image_size",
+        "imbalance",
+        "holdout",
+        "augment",
+        "label",
+        "client",
+        "test_column",
+        "drop",
+        "hashed",
+    ),
     FEDERATION: ("clients", "per_round", "workers", "validation"),
     METHOD: ("algorithm", "with_", "without"),
     COMPARISON: (),
@@ -20,7 +34,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     TRAINING: ("model", "rounds", "epochs", "steps", "batch_size", "lr", "lr_schedule", "warmup", "average", "seed"),
     OPTIMIZER: ("optimizer", "momentum", "nesterov", "weight_decay", "clip"),
     STOPPING: ("early_stop", "patience", "min_gain", "restore_best", "minutes"),
-    NODES: ("min_fraction", "timeout", "retries", "wait", "worker_counts", "test"),
+    NODES: ("min_fraction", "timeout", "retries", "wait", "worker_counts", "test", "schema"),
     FAULTS: ("dropout", "stragglers", "attack", "attackers", "max_norm"),
     EVALUATION: ("evaluate_every", "client_accuracy", "metrics"),
     MACHINE: ("engine", "device", "precision"),

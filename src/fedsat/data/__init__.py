@@ -2,19 +2,23 @@
 
 from fedsat.data.cache import cache_folder, is_cached
 from fedsat.data.catalog import DATASETS, DatasetInfo
-from fedsat.data.datasets import Dataset, Split, load
+from fedsat.data.datasets import Dataset, Split
 from fedsat.data.download import Reporter
 from fedsat.data.federation import Federation, Range, Summary
 from fedsat.data.hsu import Hsu
 from fedsat.data.label_skew import LabelQuantitySkewMissingClasses, LabelSkew, LabelSkewMissingClasses
+from fedsat.data.loading import load
 from fedsat.data.partition import FromFile, Iid, Natural, Partition, Quantity, make_partition, partitions
 from fedsat.data.picture import draw
+from fedsat.data.schema import Column, Columns, Schema
 from fedsat.data.shards import Shards
 from fedsat.data.sources import get
 from fedsat.data.subsets import long_tailed, with_holdout
 
 __all__ = [
     "DATASETS",
+    "Column",
+    "Columns",
     "Dataset",
     "DatasetInfo",
     "Federation",
@@ -29,6 +33,7 @@ __all__ = [
     "Quantity",
     "Range",
     "Reporter",
+    "Schema",
     "Shards",
     "Split",
     "Summary",

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsat.data.schema import Columns
 from fedsat.entry_points import offers, package_of
 from fedsat.errors import DataError, UsageError, unknown
 
@@ -29,13 +31,15 @@ class DatasetInfo:
     summary: str
     train_size: int
     test_size: int
-    input_shape: tuple[int, int, int]
+    input_shape: tuple[int, ...]
     class_names: tuple[str, ...]
     origin: str
     licence: str
-    sha256: tuple[str, str, str, str]
-    """Checksums of the decoded arrays in the order of `Arrays`, in C order, with channels last."""
+    sha256: tuple[str, ...]
+    """Checksums of the decoded arrays in the order of `Arrays`, in C order, with channels last; of a table's file."""
     builtin: bool = False
+    columns: Columns | None = None
+    """Which columns are what, for a table."""
 
     @property
     def classes(self) -> int:
@@ -53,6 +57,15 @@ class DatasetInfo:
             if found != expected:
                 raise DataError(f"{where}: {name} has sha256 {found[:12]}…; expected {expected[:12]}…")
         return arrays
+
+    def verify_file(self, path: Path) -> None:
+        """Check the file of a built-in table."""
+        try:
+            found = hashlib.sha256(path.read_bytes()).hexdigest()
+        except OSError as error:
+            raise DataError(f"{path} cannot be read ({error.strerror}); install fedsat again") from error
+        if found != self.sha256[0]:
+            raise DataError(f"{path} is damaged; install fedsat again")
 
 
 def digest(array: NDArray[np.uint8]) -> str:
@@ -100,6 +113,18 @@ DATASETS: dict[str, DatasetInfo] = {
             "0e2dfc5487a0be4093f575761f584b0413c9b95f39b69036c8319c35e5c9777e",
         ),
         builtin=True,
+    ),
+    "clinics-synthetic": DatasetInfo(
+        summary="invented patients of eight clinics with a rare outcome; a table",
+        train_size=4006,
+        test_size=994,
+        input_shape=(35,),
+        class_names=("event", "no event"),
+        origin="drawn at random by fedsat.data.builtin.make_clinics",
+        licence="the authors of fedsat; CC0 1.0",
+        sha256=("8413f0def0251c2fe24cbfb1b6d9f2ea91af49afa90582912a27ad947cc7b3b1",),
+        builtin=True,
+        columns=Columns("outcome", "clinic", "split"),
     ),
     "mnist": DatasetInfo(
         summary="handwritten digits",

@@ -1,9 +1,8 @@
-"""Datasets, and loading one by name, from a folder, or from a function of your own."""
+"""Datasets: samples to train and to test on, the classes, and who holds which sample."""
 
 from __future__ import annotations
 
 import hashlib
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedsat.data import cache
 from fedsat.data.arrays import (
     deviation,
     encode_labels,
@@ -22,12 +20,9 @@ from fedsat.data.arrays import (
     samples_of,
     whole_labels,
 )  # fmt: skip
-from fedsat.data.builtin import FILE
-from fedsat.data.catalog import DATASETS, Arrays, has_name, info
+from fedsat.data.schema import Columns, Schema
 from fedsat.data.splits import hold_out
-from fedsat.entry_points import load_offer, offers
-from fedsat.errors import DataError, UsageError
-from fedsat.options import import_object
+from fedsat.errors import DataError
 from fedsat.seeding import Indices
 
 Moments = tuple[tuple[float, ...], tuple[float, ...]]
@@ -85,6 +80,29 @@ class Dataset:
     """Mean and standard deviation to normalise by, where they are those of the whole federation's training data."""
     owners: Indices | None = None
     """The client of each training sample, where the data are already divided."""
+    client_names: tuple[str, ...] = ()
+    """The clients' names, where they have any."""
+    schema: Schema | None = None
+    """The columns of a table and how rows become inputs; None for other data."""
+
+    @classmethod
+    def from_table(cls, table: Any, *, name: str | None = None, seed: int = 0, **columns: Any) -> Dataset:
+        """Return the dataset in a table: a pandas data frame, a .csv or .parquet file, or a folder of such files.
+
+        Args:
+            table: The data frame or the path.
+            name: What to call the dataset in tables and records; by default the name of the file.
+            seed: Decides which rows are held out.
+            columns: `label`, the column to predict; `client`, the column that names the client of each row;
+                `test_column`, which says train or test; `drop`, columns to leave out; `hashed`, columns of text with
+                many different values. Only `label` is needed.
+        """
+        from fedsat.data import tables  # noqa: PLC0415 (it builds on this module)
+
+        if isinstance(table, str | Path):
+            made = tables.load_table(Path(table).expanduser(), Columns(**columns), seed)
+            return made if name is None else replace(made, name=name)
+        return tables.of_frame(table, Columns(**columns), name or "table", seed)
 
     @classmethod
     def from_arrays(
@@ -255,74 +273,15 @@ def with_test_held_out(
     owners: Indices | None = None,
 ) -> Dataset:
     """Return a dataset whose test set is a sixth of each class."""
-    kept, held = hold_out(samples.labels, seed)
+    kept, held = hold_out(samples.labels, seed, owners=owners)
     if not len(held):
         raise DataError(f"{name}: no class has two samples, so none can be held out for testing")
-    note = f"{name} has no test set: {len(held):,} of {len(samples):,} samples are held out (seed {seed})"
+    note = held_out_note(name, len(held), len(samples), seed)
     owners = None if owners is None else owners[kept]
     train, test = samples.take(kept), samples.take(held)
     return Dataset(name, train, test, tuple(class_names), note, lacking=lacking, owners=owners)
 
 
-def load(source: str | Dataset, *, image_size: int | None = None, seed: int = 0) -> Dataset:
-    """Return a dataset by name (see `DATASETS`), from a folder, or from your own function as `module:name`.
-
-    `image_size` resizes the image files of a folder to squares of that size. `seed` decides which samples are held
-    out for testing where a folder has no test set. Neither affects other datasets.
-    """
-    if isinstance(source, str) and not has_name(source) and _is_path(source):
-        from fedsat.data import folders  # noqa: PLC0415 (it builds on this module)
-
-        return folders.load_folder(Path(source).expanduser(), image_size=image_size, seed=seed)
-    dataset = source if isinstance(source, Dataset) else _by_name(source)
-    if image_size not in (None, dataset.input_shape[-1]):
-        size = dataset.input_shape[-1]
-        raise UsageError(f"{dataset.name} has images of size {size}; image_size is for folders of image files")
-    return dataset
-
-
-def _by_name(name: str) -> Dataset:
-    if name.startswith(OBJECT):
-        _, called, checksum = name.split(":", 2)
-        raise DataError(
-            f"the dataset {called!r} (checksum {checksum}) was passed as an object; pass it again in Python: "
-            "fedsat.resume(folder, dataset=…) or fedsat.run(dataset=…)"
-        )
-    if ":" in name:
-        return _from_function(name, import_object("dataset", name))
-    if name not in DATASETS and name in offers("datasets"):
-        return _from_function(name, load_offer("dataset", offers("datasets")[name]))
-    known = info(name)
-    arrays = _builtin(name) if known.builtin else _fetched(name)
-    train = Split(arrays.train_images, arrays.train_labels.astype(np.int64))
-    test = Split(arrays.test_images, arrays.test_labels.astype(np.int64))
-    return Dataset(name, train, test, known.class_names)
-
-
-def _from_function(name: str, function: Any) -> Dataset:
-    """Call the function that `name` stands for."""
-    if not callable(function):
-        raise UsageError(f"the dataset {name} is not a function; it must be one without arguments")
-    made = function()
-    if not isinstance(made, Dataset):
-        raise UsageError(f"{name}() returned a {type(made).__name__}; it must return a fedsat.Dataset")
-    return replace(made, name=name)
-
-
-def _is_path(name: str) -> bool:
-    return "/" in name or "\\" in name or name.startswith((".", "~")) or Path(name).is_dir()
-
-
-def _fetched(name: str) -> Arrays:
-    if not cache.is_cached(name):
-        raise DataError(f"{name} is not on this machine yet; run `fedsat data get {name}`")
-    return cache.read(name)
-
-
-def _builtin(name: str) -> Arrays:
-    try:
-        with FILE.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            arrays = Arrays(*(stored[field] for field in Arrays._fields))
-        return info(name).verify(arrays, FILE.name)
-    except (DataError, OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
-        raise DataError(f"the built-in {name} is damaged ({error}); install fedsat again") from error
+def held_out_note(name: str, held: int, samples: int, seed: int) -> str:
+    """Return what to tell the user about a test set that was held out."""
+    return f"{name} has no test set: {held:,} of {samples:,} samples are held out (seed {seed})"

@@ -10,14 +10,22 @@ HELD_OUT = 1 / 6
 """The share of samples that is held out for testing where there is no test set, as in MNIST and CIFAR."""
 
 
-def hold_out(labels: Indices, seed: int, share: float = HELD_OUT, purpose: str = "hold-out") -> tuple[Indices, Indices]:
+def hold_out(
+    labels: Indices, seed: int, *, share: float = HELD_OUT, purpose: str = "hold-out", owners: Indices | None = None
+) -> tuple[Indices, Indices]:
     """Return indices to train and to test on: a share of each class is held out, and at least one sample of two.
 
-    `purpose` distinguishes parts that are held out of the same samples for different reasons.
+    `purpose` distinguishes parts that are held out of the same samples for different reasons. With `owners`, the client
+    of each sample, every client keeps a sample.
     """
     counts = np.bincount(labels)
-    quota = np.clip(np.round(counts * share), 1, np.maximum(counts - 1, 0))
-    return take_from_each_class(labels, quota.astype(np.int64), generator(seed, purpose))
+    quota = np.clip(np.round(counts * share), 1, np.maximum(counts - 1, 0)).astype(np.int64)
+    kept, held = take_from_each_class(labels, quota, generator(seed, purpose))
+    if owners is None:
+        return kept, held
+    robbed = ~np.isin(owners[held], owners[kept])
+    back = held[robbed][np.unique(owners[held[robbed]], return_index=True)[1]]
+    return np.sort(np.concatenate([kept, back])), np.setdiff1d(held, back)
 
 
 def hold_out_for_validation(labels: Indices, share: float, seed: int, client: int) -> tuple[Indices, Indices]:

@@ -12,7 +12,7 @@ import tomli_w
 from torch import nn
 
 from fedsat.algorithms import SGD, Algorithm, algorithms, optimizers
-from fedsat.data import Dataset, Partition, load, long_tailed, partitions, with_holdout
+from fedsat.data import Columns, Dataset, Partition, load, long_tailed, partitions, with_holdout
 from fedsat.engine import EngineName, Precision
 from fedsat.errors import UsageError, unknown
 from fedsat.experiment.legacy import modern_name, modern_table, modern_value, renamed, warn
@@ -32,7 +32,7 @@ PARTS: dict[str, Registry[Any]] = {
 }
 """The parts of a run that have a name and options of their own: tables of the file."""
 
-DATA = ("dataset", "image_size", "imbalance", "holdout")
+DATA = ("dataset", "label", "client", "test_column", "drop", "hashed", "image_size", "imbalance", "holdout")
 """The settings that decide which samples there are to train and to evaluate on."""
 
 
@@ -41,8 +41,16 @@ class Config:
     """A run: data, federation, model, method, protocol and seed."""
 
     dataset: Annotated[
-        str | Dataset, Option("a dataset's name, a folder of your own data, or your own function as module:name")
+        str | Dataset,
+        Option("a dataset's name, a table or folder of your own data, or your own function as module:name"),
     ] = "mnist-mini"
+    label: Annotated[str | None, Option("column of a table that holds the class to predict")] = None
+    client: Annotated[str | None, Option("column of a table that names the client of each row")] = None
+    test_column: Annotated[
+        str | None, Option("column of a table that says train or test [a fifth of the rows is held out]")
+    ] = None
+    drop: Annotated[tuple[str, ...], Option("columns of a table to leave out")] = ()
+    hashed: Annotated[tuple[str, ...], Option("columns of a table with many different texts, to be hashed")] = ()
     image_size: Annotated[int | None, Option("side to which a folder's images are resized", at_least=1)] = None
     imbalance: Annotated[
         float,
@@ -179,6 +187,11 @@ class Config:
         return method_name(self.algorithm)
 
     @property
+    def columns(self) -> Columns:
+        """Which columns of a table are what."""
+        return Columns.of(vars(self))
+
+    @property
     def dataset_name(self) -> str:
         """The dataset as records name it; an object by its name and checksum."""
         return self.dataset if isinstance(self.dataset, str) else self.dataset.reference
@@ -193,7 +206,7 @@ class Config:
 
         Samples are held out of the long-tailed training set, so that settings are chosen by what a run may train on.
         """
-        dataset = load(self.dataset, image_size=self.image_size, seed=self.seed)
+        dataset = load(self.dataset, image_size=self.image_size, columns=self.columns, seed=self.seed)
         if self.imbalance > 1:
             dataset = long_tailed(dataset, self.imbalance, self.seed)
         return with_holdout(dataset, self.holdout, self.seed) if self.holdout else dataset

@@ -1,5 +1,5 @@
-"""The files of a run: config.toml, metrics.jsonl, summary.json, model.safetensors, best.safetensors, and
-averaged.safetensors if a running mean of the global models is kept.
+"""The files of a run: config.toml, metrics.jsonl, summary.json, model.safetensors, best.safetensors,
+averaged.safetensors if a running mean of the global models is kept, and schema.json if the data are a table.
 
 A run on real nodes also has nodes.txt from the start. Checkpoints are written by `checkpoint`.
 """
@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from fedsat.algorithms import Model
+from fedsat.data import Schema
 from fedsat.errors import FedsatError, UsageError
 from fedsat.metrics import RoundRecord
 
-RECORDS, SUMMARY, CONFIG = "metrics.jsonl", "summary.json", "config.toml"
+RECORDS, SUMMARY, CONFIG, SCHEMA = "metrics.jsonl", "summary.json", "config.toml", "schema.json"
 LAST_MODEL, BEST_MODEL, AVERAGED_MODEL = "model.safetensors", "best.safetensors", "averaged.safetensors"
 ON_NODES = "nodes.txt"
 NODES_TEXT = "This run is carried out by real nodes. Each client's data and state are on its node, not here.\n"
@@ -53,7 +54,7 @@ class RunFolder:
         self.reach = reach
 
     @staticmethod
-    def create(path: Path, config_text: str, *, on_nodes: bool = False) -> RunFolder:
+    def create(path: Path, config_text: str, schema: Schema | None = None, *, on_nodes: bool = False) -> RunFolder:
         """Create the folder of a new run; `config.toml`, which marks it as a run, is written last."""
         if (path / CONFIG).exists():
             raise UsageError(f"{path} already holds a run; give another --out, or move it away")
@@ -62,6 +63,8 @@ class RunFolder:
             write_whole(path / RECORDS, b"")
             if on_nodes:
                 write_whole(path / ON_NODES, NODES_TEXT.encode())
+            if schema is not None:
+                write_whole(path / SCHEMA, schema.to_json().encode())
             write_whole(path / CONFIG, config_text.encode())
         return RunFolder(path, Reach.of(b""))
 

@@ -43,6 +43,8 @@ class Setup:
     faults: Faults
     metrics: tuple[Metric, ...] = ()
     """The user's own metrics."""
+    schema: data.Schema | None = None
+    """The columns of a table and how rows become inputs; None for other data."""
 
     def __post_init__(self) -> None:
         watched(self.config.early_stop, self.metrics)
@@ -87,7 +89,7 @@ class Setup:
         engine.class_mixes = federation.class_mixes
         notes = [text for text in (dataset.note, note) if text]
         faults = Faults(config.dropout, config.max_norm, config.attack, attackers)
-        return Setup(config, federation, engine, device, notes, faults, metrics)
+        return Setup(config, federation, engine, device, notes, faults, metrics, dataset.schema)
 
 
 @dataclass(repr=False)
@@ -296,7 +298,7 @@ def prepare(config: Config, out: Path | None = None) -> Run:
     state = RunState(start(setup.engine))
     if out is None:
         return Run(setup, state)
-    folder = RunFolder.create(out, config.to_toml())
+    folder = RunFolder.create(out, config.to_toml(), setup.schema)
     return Run(setup, state, folder, Checkpoints.of(out, config.checkpoint_every))
 
 

@@ -36,6 +36,8 @@ class RunSpec:
     std: tuple[float, ...] = ()
     mean_samples: float = 0.0
     """n/N, the mean number of samples per client; 0 before the nodes have introduced themselves."""
+    schema: str = ""
+    """The schema of a table as JSON; empty for other data."""
 
     def text(self) -> str:
         """Return the spec as one line of JSON; numbers are exact."""
@@ -46,7 +48,15 @@ class RunSpec:
         """Read what `text` returned."""
         spec = json.loads(text)
         names, mean, std = (tuple(spec[key]) for key in ("class_names", "mean", "std"))
-        return RunSpec(dict(spec["settings"]), names, bool(spec["held_out"]), mean, std, float(spec["mean_samples"]))
+        return RunSpec(
+            dict(spec["settings"]),
+            names,
+            bool(spec["held_out"]),
+            mean,
+            std,
+            mean_samples=float(spec["mean_samples"]),
+            schema=str(spec["schema"]),
+        )
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 The node's configuration (`flower-supernode --node-config`) is one of
 
-    folder="/data/ours"                                   everything in this folder (see docs/howto/data.md)
+    folder="/data/ours"                                   everything in this folder (see docs/howto/data.md), or a table
     dataset="mnist" partition-id=3 num-partitions=10      one part of a dataset, split as in the run
 
 `dataset` is optional if fedsat knows the run's dataset by name.
@@ -10,8 +10,8 @@ The node's configuration (`flower-supernode --node-config`) is one of
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,9 @@ import numpy as np
 from fedsat import data
 from fedsat.data.catalog import has_name
 from fedsat.data.folders import load_folder
+from fedsat.data.schema import Schema
 from fedsat.data.splits import hold_out
+from fedsat.data.tables import load_part
 from fedsat.errors import DataError, UsageError
 from fedsat.experiment.config import Config
 from fedsat.flower.messages import RunSpec
@@ -38,17 +40,20 @@ def number_of(node: NodeConfig) -> int:
 
 def load_share(run: RunSpec, config: Config, node: NodeConfig) -> data.Dataset:
     """Load the node's samples, normalised as in the run."""
+    schema = Schema.from_json(run.schema) if run.schema else None
     if "folder" in node:
         if config.imbalance > 1 or config.holdout:
             raise UsageError(
                 "the node has a folder of its own; imbalance and holdout need a dataset that the run divides"
             )
         folder = Path(str(node["folder"])).expanduser()
+        if schema is not None:
+            return load_part(folder, config.columns, config.seed, schema)
         share = load_folder(folder, image_size=config.image_size, seed=config.seed, class_names=run.class_names)
     else:
-        share = _partition(run, config, node)
+        share = _partition(run, config, node, schema)
     if run.mean:
-        share = dataclasses.replace(share, agreed=(run.mean, run.std))
+        share = replace(share, agreed=(run.mean, run.std))
     return share
 
 
@@ -60,7 +65,7 @@ def federation_of(share: data.Dataset, client: int, config: Config) -> data.Fede
     return federation.with_validation(config.validation, config.seed)
 
 
-def _partition(run: RunSpec, config: Config, node: NodeConfig) -> data.Dataset:
+def _partition(run: RunSpec, config: Config, node: NodeConfig, schema: Schema | None) -> data.Dataset:
     number = number_of(node)
     if not 0 <= number < config.clients:
         raise UsageError(
@@ -75,7 +80,10 @@ def _partition(run: RunSpec, config: Config, node: NodeConfig) -> data.Dataset:
         raise UsageError(
             f"the run's dataset {name!r} is a path on the server; set dataset or folder in the node's configuration"
         )
-    whole = dataclasses.replace(config, dataset=name).load_dataset()
+    whole = replace(config, dataset=name).load_dataset()
+    if schema is not None and whole.schema != schema:
+        why = "it is not a table" if whole.schema is None else schema.difference(whole.schema)
+        raise DataError(f"{whole.name} differs from what the federation agreed on: {why}")
     if whole.class_names != run.class_names:
         raise DataError(
             f"the {whole.classes} classes of {whole.name} differ from the {len(run.class_names)} classes of the run"

@@ -16,7 +16,7 @@ from fedsat.algorithms import Model
 from fedsat.errors import FedsatError
 from fedsat.tree import State, Tree
 
-VERSION = 2
+VERSION = 3
 """Increases whenever a message changes. A server and nodes with different versions refuse each other."""
 
 HEAD, NUMBERS = "fedsat", "numbers"

@@ -17,6 +17,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedsat import data
 from fedsat.data.arrays import deviation
 from fedsat.data.catalog import DATASETS, info
+from fedsat.data.tables import unchanged
 from fedsat.engine.capacity import evaluation_batch
 from fedsat.engine.evaluate import Counter
 from fedsat.engine.examples import Examples
@@ -79,20 +80,26 @@ def _value(value: Any) -> Any:
 def prepare(transport: Transport, config: Config, terms: Terms, out: Path | None = None) -> Run:
     """Wait for the nodes, and return the run before its first round."""
     setup = assemble(transport, config, terms)
-    folder = RunFolder.create(out, config.to_toml(), on_nodes=True) if out is not None else None
+    folder = RunFolder.create(out, config.to_toml(), setup.schema, on_nodes=True) if out is not None else None
     return Run(setup, RunState(start(setup.engine)), folder)  # no checkpoints: clients' states are on the nodes
 
 
 def assemble(transport: Transport, config: Config, terms: Terms) -> Setup:
     """Wait for the nodes and build the engine."""
     _check_terms(config, terms)
-    dataset = None
+    dataset, schema, shape = None, None, None
     if terms.test == "server":
         dataset = config.load_dataset()
+        schema, shape = dataset.schema, dataset.input_shape
         run = RunSpec(config.table(), dataset.class_names, False, dataset.mean, dataset.std)
+    elif terms.schema:
+        schema = _read_schema(Path(terms.schema))
+        shape = (schema.width,)
+        run = RunSpec(config.table(), schema.classes, True, *unchanged(schema.width))
     else:
         run = RunSpec(config.table(), _class_names(config, terms), True)
-    shape = dataset.input_shape if dataset is not None else None
+    if schema is not None:
+        run = dataclasses.replace(run, schema=schema.to_json())
     members = Members(Exchange(transport, terms.timeout), Hello(run), config.clients, shape)
     members.wait_for(set(range(config.clients)), terms.wait)
     needed = math.ceil(terms.min_fraction * config.clients)
@@ -124,6 +131,7 @@ def assemble(transport: Transport, config: Config, terms: Terms) -> Setup:
         notes,
         Faults(max_norm=config.max_norm),
         find_metrics(config.metrics),
+        schema,
     )
 
 
@@ -155,6 +163,13 @@ def _class_names(config: Config, terms: Terms) -> tuple[str, ...]:
     if config.dataset_name in DATASETS:
         return info(config.dataset_name).class_names
     raise UsageError('the server has no dataset that defines the classes; set class_names = "cat,dog"')
+
+
+def _read_schema(path: Path) -> data.Schema:
+    try:
+        return data.Schema.from_json(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read the schema {path}: {error}") from error
 
 
 def pooled_moments(infos: list[NodeInfo]) -> data.datasets.Moments:

@@ -30,5 +30,9 @@ class Terms:
         str, Option("class names separated by commas, needed if the server has no dataset that defines them")
     ] = ""
 
+    schema: Annotated[
+        str, Option("file with the schema of the nodes' tables, needed if the server has no dataset that defines it")
+    ] = ""
+
     def __post_init__(self) -> None:
         check(self, "terms")

@@ -5,6 +5,7 @@ from fedsat.models.mlp import MLP
 from fedsat.models.norms import BatchNormRelu, GroupNormRelu
 from fedsat.models.registry import FROM_DATA, build_model, models
 from fedsat.models.resnet import ResNet8, ResNet18
+from fedsat.models.tabular import Tabular
 
 __all__ = [
     "FROM_DATA",
@@ -14,6 +15,7 @@ __all__ = [
     "LeNet5",
     "ResNet8",
     "ResNet18",
+    "Tabular",
     "build_model",
     "models",
 ]

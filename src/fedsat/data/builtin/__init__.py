@@ -1,6 +1,7 @@
-"""Data that comes with the package: see README.md in this folder for its origin and licence."""
+"""Data that come with the package: see README.md in this folder for their origin and licence."""
 
 from pathlib import Path
 
-FILE = Path(__file__).parent / "mnist-mini.npz"
+FOLDER = Path(__file__).parent
+FILE = FOLDER / "mnist-mini.npz"
 """The built-in dataset mnist-mini."""

@@ -1,0 +1,34 @@
+"""Settings that a dataset brings: a table its model, and data that are already divided their clients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedsat.data import Columns, Dataset
+from fedsat.data.loading import builtin_columns, table_path
+from fedsat.data.tables import count_clients
+from fedsat.experiment.config import Config
+
+
+def brought_by_dataset(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that the dataset brings, without those that are `given` by their names."""
+    dataset = given.get("dataset", Config.dataset)
+    brought: dict[str, Any] = {}
+    if isinstance(dataset, Dataset):
+        clients, tabular = dataset.clients, dataset.schema is not None
+    elif isinstance(dataset, str) and (path := table_path(dataset)) is not None:
+        columns, usual = Columns.of(given), builtin_columns(dataset)
+        if usual is not None and columns.label is None:
+            columns = usual
+            brought |= {name: value for name, value in vars(usual).items() if value}
+        clients, tabular = count_clients(path, columns) if columns.label and columns.client else None, True
+    else:
+        return {}
+    if tabular:
+        brought["model"] = "tabular"
+    if clients is not None and "partition" not in given:
+        brought |= {"partition": "natural", "clients": clients}
+        if clients < Config.per_round:
+            brought["per_round"] = clients
+    return {name: value for name, value in brought.items() if name not in given}
