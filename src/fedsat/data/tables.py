@@ -52,7 +52,7 @@ def load_part(path: Path, columns: Columns, seed: int, schema: Schema) -> Datase
     with about(path):
         frame = read(path, Columns())
         named = columns.test_column in frame.columns
-        test = test_rows(frame, str(columns.test_column)) if named else held_out(schema.labels(frame), seed)
+        test = rows_to_test(frame, str(columns.test_column)) if named else held_out(schema.labels(frame), seed)
         return _dataset(path.resolve().name, frame, test, schema, lacking=True)
 
 
@@ -61,7 +61,7 @@ def of_frame(frame: pd.DataFrame, columns: Columns, name: str, seed: int) -> Dat
     frame = _checked(frame, columns)
     clients = None if columns.client is None else _clients(frame[columns.client])
     if columns.test_column is not None:
-        test, note = test_rows(frame, columns.test_column), ""
+        test, note = rows_to_test(frame, columns.test_column), ""
     else:
         labels = np.unique(label_texts(frame[columns.label]).to_numpy(str), return_inverse=True)[1].astype(np.int64)
         test = held_out(labels, seed, None if clients is None else number_clients(clients, len(frame), name))
@@ -79,7 +79,7 @@ def count_clients(path: Path, columns: Columns) -> int:
     with about(path):
         frame = _checked(read(path, columns), columns)
         clients = _clients(frame[columns.client])
-        train = slice(None) if columns.test_column is None else ~test_rows(frame, columns.test_column)
+        train = slice(None) if columns.test_column is None else ~rows_to_test(frame, columns.test_column)
         return len(np.unique(clients[train]))
 
 
@@ -96,7 +96,7 @@ def unchanged(width: int) -> Moments:
     return (0.0,) * width, (1.0,) * width
 
 
-def test_rows(frame: pd.DataFrame, column: str) -> NDArray[np.bool_]:
+def rows_to_test(frame: pd.DataFrame, column: str) -> NDArray[np.bool_]:
     """Return which rows are the test set according to a column with train and test, 0 and 1, or false and true."""
     flags = as_text(frame[column]).str.lower().map(PARTS)
     refuse_at(frame[column], flags.isna(), column, "it must say train or test, or 0 or 1")
@@ -119,7 +119,7 @@ def held_out(labels: Indices, seed: int, owners: Indices | None = None) -> NDArr
 def _clients(values: pd.Series) -> NDArray[Any]:
     """Return the client of each row; numbers stay numbers, so that client 10 comes after client 2."""
     refuse_at(values, values.isna(), str(values.name), "the client is missing")
-    whole = kind_of_values(values) == "number" and bool((values % 1 == 0).all())
+    whole = kind_of_values(values) == "number" and bool(((values % 1 == 0) & (values.abs() < 2**53)).all())
     return values.to_numpy(np.int64) if whole else as_text(values).to_numpy(str)  # type: ignore[no-any-return]
 
 
