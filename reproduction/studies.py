@@ -15,6 +15,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from fedsat.algorithms import algorithms
 from fedsat.errors import UsageError, unknown
 from fedsat.experiment.config import Config, override
 from fedsat.experiment.parts import method_parts
@@ -302,7 +303,11 @@ def configure(study: Study, cell: Cell, scale: str, seed: int, settings: Sequenc
 def _contender(study: Study, cell: Cell, dataset: str) -> tuple[str, list[tuple[str, Any]]]:
     """The method of a cell, and what is changed in it: by its variant, or as it was tuned for the dataset."""
     if study.contender == "variant":
-        return read_variant(cell.contender)
+        method, settings = read_variant(cell.contender)
+        options = algorithms.options(
+            method.partition("-")[0]
+        )  # a method's option may be called like one of the optimizer
+        return method, [(f"algorithm.{key}" if key in options else key, value) for key, value in settings]
     method = cell.contender if study.contender == "method" else "fedsat"
     tuned = tomllib.loads((files("reproduction") / "tuned.toml").read_text(encoding="utf-8"))
     return method, [(f"algorithm.{key}", value) for key, value in tuned.get(dataset, {}).get(method, {}).items()]

@@ -1,15 +1,9 @@
-"""Feature shift: all clients have the same classes, but each has images of its own kind.
+"""A dataset with feature shift: the images of each client are rotated and made noisy in its own way.
 
-The images of a client are rotated by an angle of the client's own, and get Gaussian noise of a strength of the
-client's own. A function that returns a `Dataset` which knows its clients is all that fedsat needs:
+fedsat run --dataset feature_shift:load --partition natural --clients 20 --per-round 5
 
-    fedsat run --dataset feature_shift:load --partition natural --clients 20 --per-round 5 --rounds 10
-
-in this folder, or in Python:
-
-    fedsat.run(dataset=feature_shift.make(clients=20, most_degrees=45, most_noise=40), rounds=10)
-
-The test set has the same clients' shifts, so it tells how well one model serves all of them.
+All clients have the same classes. The test set has the same shifts, so it shows how well one model serves all clients.
+In Python: `fedsat.run(dataset=feature_shift.make(clients=20, most_degrees=45, most_noise=40))`.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def test_other_methods_accept_it() -> None:
 
 def test_other_objectives_get_no_second_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine(FedAvg())
-    task = engine._task(engine.initial_model, {}, None, 0)
+    task = engine._task(engine.initial_model, {}, None, 0, 0.1)
     calls: list[int] = []
     monkeypatch.setattr(type(engine.network), "__call__", lambda *_: calls.append(1))
     engine._train_client(task, 0, 1)

@@ -27,11 +27,11 @@ from examples.extend import (
     partition,
     weighting,
 )
-from fedsat.algorithms import Batch, Model, Outputs, Task, Updates
-from fedsat.algorithms.base import no_examples
+from fedsat.algorithms import Batch, Model, Outputs, Updates
 from fedsat.data import Federation, make_partition
 from fedsat.experiment.folder import read_summary
 from fedsat.experiment.store import StoredRun
+from tests.support.byhand import make_task
 from tests.support.calling import fedsat as call
 from tests.support.federations import furthest
 from tests.support.packages import installed
@@ -64,6 +64,7 @@ def test_its_command(name: str, tmp_path: Path, in_the_folder: None, capsys: pyt
     program, *words = shlex.split(command(name))
     more = {
         "dataset": [],  # it has twelve clients
+        "feature_shift": [],
         "callback": "--clients 100 --evaluate-every 1 --rounds 12 --lr 1e-9".split(),
     }.get(name, ["--clients", "100"])
     code, out, err = call(capsys, *words, *SMALL, *more, "--out", str(tmp_path / "run"))
@@ -112,7 +113,7 @@ def test_steps_with_momentum_by_hand() -> None:
     part = method.LocalMomentum(beta=0.5)
     start = Model({"w": torch.tensor([1.0])}, {})
     state = {"momentum": {"w": torch.tensor([[2.0]])}}
-    task = Task(start, {}, state, torch.ones(1, 1), 0.1, 1, lambda *_: Outputs(torch.empty(0)), no_examples)
+    task = make_task(1, start=start, state=state, lr=0.1)
     params, carry = part.step(task, part.begin(task), {"w": torch.tensor([[1.0]])}, {"w": torch.tensor([[4.0]])})
     assert carry["momentum"]["w"].item() == pytest.approx(0.5 * 2 + 4)
     assert params["w"].item() == pytest.approx(1 - 0.1 * 5)

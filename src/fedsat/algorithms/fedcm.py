@@ -8,12 +8,13 @@ Since Δ_t contains Δ_{t−1}, this is momentum, which clients apply at every s
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated
 
 from torch import Tensor
 
-from fedsat.algorithms.base import Algorithm, Model, Server, Task, Updates, algorithms, descend, step_direction
+from fedsat.algorithms.base import Algorithm, Model, Server, Task, Updates, algorithms, step_direction
 from fedsat.algorithms.weighting import Uniform, Weighting, weightings
 from fedsat.options import Option
 from fedsat.tree import State, Tree, tree_map, zeros_like
@@ -27,6 +28,11 @@ class FedCM(Algorithm):
     weighting: Annotated[Weighting, Option("weight of a client", among=weightings)] = Uniform()
     alpha: Annotated[float, Option("α, share of the client's own gradient", above=0, at_most=1)] = 0.1
 
+    @property
+    def refuses(self) -> Mapping[str, str]:
+        """The method has the global direction instead of a local momentum."""
+        return {"momentum": "the global direction takes its place"}
+
     def initial_memory(self, model: Model) -> State:
         """Return Δ_1 = 0."""
         return {"direction": zeros_like(model.params)}
@@ -36,9 +42,9 @@ class FedCM(Algorithm):
         return server.memory
 
     def step(self, task: Task, carry: State, params: Tree, grads: Tree) -> tuple[Tree, State]:
-        """Take the step θ ← θ − η (α ∇L + (1 − α) Δ_t)."""
+        """Take the step along α ∇L + (1 − α) Δ_t."""
         mixed = tree_map(lambda g, d: self.alpha * g + (1 - self.alpha) * d, grads, task.received["direction"])
-        return descend(params, mixed, task.lr), carry
+        return super().step(task, carry, params, mixed)
 
     def aggregate(self, server: Server, updates: Updates, weights: Tensor) -> Server:
         """Update Θ as in FedAvg, and Δ ← Σ w_k (Θ − θ_k)/(η K_k)."""
