@@ -38,7 +38,7 @@ from fedsat.models import build_model
 from fedsat.rounds import LocalTraining, Sampling, run_round, start
 from fedsat.rounds.sampling import sample_clients
 
-CALLS = Sampling(per_round=PER_ROUND, workers=7, seed=0)
+SAMPLING = Sampling(per_round=PER_ROUND, workers=7, seed=0)
 TRAINING = LocalTraining(epochs=EPOCHS, batch_size=BATCH_SIZE, lr=LR, augment=False, seed=0)
 
 
@@ -120,7 +120,7 @@ class OurEngine:
     def play(self) -> float:
         """As a run plays it, without the evaluation on the test set."""
         with clock(self._engine.device, self._threads) as seconds:
-            run_round(self._engine, self._training, CALLS)
+            run_round(self._engine, self._training, SAMPLING)
         return seconds[0]
 
     def test_loss(self) -> float:

@@ -179,7 +179,7 @@ WRONG = [
     (["run", "--without", "everything"], "unknown part to leave out"),
     (["run", "nowhere.toml"], "no configuration file"),
     (["run", "--nothing"], "No such option: --nothing"),
-    (["resume", "nowhere"], "nowhere holds no run"),
+    (["resume", "nowhere"], "nowhere contains no run"),
     (["list", "method"], "did you mean 'methods'?"),
     (["run", "--partition", "ls", "--classes-per-client", "2"], "option of the partition ls: 'classes_per_client'"),
     (["run", "--dataset", ""], "dataset is empty"),

@@ -180,7 +180,7 @@ def test_compare_takes_up_what_was_interrupted(capsys: pytest.CaptureFixture[str
     Path("bad/fedsat-seed0/checkpoints/round-000001.json").write_text("{}")
     code, out, _ = fedsat(capsys, *call, "bad")
     assert code == 0
-    assert "it starts again in bad/fedsat-seed0-2\n" in out
+    assert "starting again in bad/fedsat-seed0-2\n" in out
     assert results(Path("bad/fedsat-seed0-2")) == results(Path("whole/fedsat-seed0"))
 
 
@@ -195,5 +195,5 @@ def test_what_there_is_to_know_of_runs_in_processes_is_told(capsys: pytest.Captu
     Path("cut/fedavg-seed0/checkpoints/round-000001.json").write_text("{}")
     notes = sorted(line for line in fedsat(capsys, *call, "cut", "--jobs", "2")[1].splitlines() if "note:" in line)
     assert notes[0].startswith("fedavg-seed0  note: cut/fedavg-seed0 cannot be resumed: the checkpoint of round 1")
-    assert notes[0].endswith("; it starts again in cut/fedavg-seed0-2")
+    assert notes[0].endswith("; starting again in cut/fedavg-seed0-2")
     assert "fedsat-seed0  note: cut/fedsat-seed0 resumes after round 1 of 3" in notes

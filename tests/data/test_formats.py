@@ -172,5 +172,5 @@ def test_archive_links_are_not_followed(tmp_path: Path) -> None:
 def test_archive_member_beyond_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(formats, "LARGEST", 10)
     (tmp_path / "a.tgz").write_bytes(tar({"one": bytes(11)}))
-    with pytest.raises(DataError, match="one claims 11 bytes"):
+    with pytest.raises(DataError, match="one claims to have 11 bytes"):
         formats.read_archive(tmp_path / "a.tgz", ["one"])

@@ -186,8 +186,8 @@ def test_a_hundred_thousand_clients(name: str) -> None:
         ("iid", 101, "101 clients cannot share 100 samples"),
         ({"name": "lsmc", "classes_per_client": 6}, 20, "cannot hold 6 classes: there are 5"),
         ({"name": "lqsmc", "classes_per_client": 6}, 20, "cannot hold 6 classes: there are 5"),
-        ({"name": "lsmc", "classes_per_client": 2}, 2, "at least 3 clients or 3 classes per client"),
-        ({"name": "lsmc", "classes_per_client": 2}, 60, r"120 places .* can fill 100"),
+        ({"name": "lsmc", "classes_per_client": 2}, 2, "use at least 3 clients or 3 classes per client"),
+        ({"name": "lsmc", "classes_per_client": 2}, 60, r"120 places .* can fill only 100"),
         ({"name": "lsmc", "classes_per_client": 0}, 10, "at least 1"),
         ({"name": "ls", "beta": 0}, 10, "above 0"),
         ({"name": "ls", "beta": float("nan")}, 10, "above 0"),
@@ -270,11 +270,11 @@ class TestFile:
     @pytest.mark.parametrize(
         ("rows", "words"),
         [
-            ([[1, 0], [0, 1], [1, 2], [0, 3], [1, 4], [0, 4]], "sample 4 is given more than once"),
-            ([[1, 0], [0, 1], [1, 2], [0, 3]], "sample 4 is given to no client"),
+            ([[1, 0], [0, 1], [1, 2], [0, 3], [1, 4], [0, 4]], "sample 4 is listed more than once"),
+            ([[1, 0], [0, 1], [1, 2], [0, 3]], "sample 4 is not listed"),
             ([[1, 0], [0, 1], [1, 2], [0, 3], [1, 5]], "index 5 is outside 0 to 4"),
             ([[1, 0], [0, 1], [1, 2], [0, 3], [-1, 4]], "client -1 is negative"),
-            ([], "holds no pairs"),
+            ([], "contains no pairs"),
         ],
     )
     def test_refused(self, tmp_path: Path, rows: list[list[int]], words: str) -> None:
@@ -310,7 +310,7 @@ class TestFile:
     def test_no_such_file_or_kind(self, tmp_path: Path) -> None:
         with pytest.raises(DataError, match=r"p\.csv: cannot be read \(No such file"):
             self.read(tmp_path / "p.csv")
-        with pytest.raises(UsageError, match=r"ends in \.csv, \.npy, \.json"):
+        with pytest.raises(UsageError, match=r"must end in \.csv, \.npy, \.json"):
             self.read(tmp_path / "p.txt")
 
     def test_round_trip(self, tmp_path: Path) -> None:

