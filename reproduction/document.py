@@ -1,4 +1,4 @@
-"""`docs/reproduction/results.md` from the kept results: every number in it comes from a file."""
+"""Generates `docs/reproduction/results.md` from the result files."""
 
 from __future__ import annotations
 
@@ -16,21 +16,24 @@ from reproduction.verdict import Entry, compare, coverage, missing, verdict_line
 
 HEAD = """# Results
 
-Generated from `results/*.csv` by `python -m reproduction write`; no number in the tables is typed by hand.
+This page is generated from `results/*.csv` by `python -m reproduction write`.
 
-Accuracy in per cent on the full test set, mean ± deviation over seeds where there are several. *Paper* is the printed
-number, which is that of the best round; *best* is ours in the best round, chosen on test data as the paper's is;
-*difference* is ours minus the paper's. *Last ten* is the mean of the last ten rounds, which selects nothing.
+The tables show accuracy in per cent on the full test set, as mean ± standard deviation if there are several seeds.
+*Paper* is the printed number, which is that of the best round. *Best* is ours in the best round, chosen on test data as
+in the paper, and *difference* is our best minus the paper's. *Last ten* is the mean of the last ten rounds, which
+selects nothing.
 """
 
-GLANCE = "Mean of the last ten rounds over the seeds that all methods of a line have; a dash where nothing was run."
+GLANCE = (
+    "Means of the last ten rounds over the seeds that all methods of a line have; a dash means that there is no run."
+)
 
-REMARKS = "notes.md"
-"""What a person says to the results, beside them; it goes to the front of the page."""
+NOTES = "notes.md"
+"""Hand-written notes in the folder of the results, which are placed at the top of the page."""
 
 
 def write_document(folder: Path, path: Path) -> Path:
-    """Write the page about all results in `folder`; smoke runs are no results and are left out."""
+    """Write the page of all results in `folder`; smoke runs are left out."""
     kept = {
         (study.name, scale): results
         for study in STUDIES.values()
@@ -38,11 +41,11 @@ def write_document(folder: Path, path: Path) -> Path:
         if (results := read_results(results_file(folder, study, scale)))
     }
     if not kept:
-        raise UsageError(f"{folder} holds no results; python -m reproduction run makes them")
+        raise UsageError(f"{folder} contains no results; create them with python -m reproduction run")
     parts = [section(STUDIES[name], scale, results) for (name, scale), results in kept.items()]
     if glance := _glance(kept):
         parts.insert(0, glance)
-    notes = folder / REMARKS
+    notes = folder / NOTES
     if notes.is_file():
         with speaking_of(notes):
             parts.insert(0, notes.read_text(encoding="utf-8"))
@@ -53,19 +56,19 @@ def write_document(folder: Path, path: Path) -> Path:
 
 
 def _glance(kept: Mapping[tuple[str, str], Sequence[Result]]) -> str:
-    """All methods in all settings by each measure; empty where no table has results."""
+    """Return the tables of all methods in all settings, one per measure; empty if no table has results."""
     tables = {measure: overview(kept, column) for measure, column in MEASURES.items()}
     lines = [line for measure, table in tables.items() if table for line in (f"### {measure}", "", *table, "")]
     return "\n".join(["## At a glance", "", GLANCE, "", *lines]) if lines else ""
 
 
 def section(study: Study, scale: str, results: Sequence[Result]) -> str:
-    """One study at one scale: summary, tables, origin, and what is missing."""
+    """Return the section of one study at one scale: summary, tables, missing cells, and origin."""
     entries = compare(study, results)
     lines = [f"## {study.name}, {scale}: {study.title}", ""]
     lines += [f"- {line}" for line in verdict_lines(study, entries)]
     if scale == "short" and any(entry.printed is not None for entry in entries):
-        lines += ["- rounds are fewer than the paper's, whose numbers are higher for that alone"]
+        lines += ["- fewer rounds than in the paper; its numbers are higher for that reason alone"]
     for where in dict.fromkeys(entry.where for entry in entries):
         lines += ["", f"### {where or study.title}", "", *_table([entry for entry in entries if entry.where == where])]
     absent = missing(study, results)
@@ -89,7 +92,7 @@ def _table(entries: Sequence[Entry]) -> list[str]:
 
 
 def spread(values: Sequence[float]) -> str:
-    """Mean, and deviation over seeds where there are several; a dash for nothing."""
+    """Return the mean, and the standard deviation if there are several seeds; a dash if there are no values."""
     if not values:
         return "–"
     noise = f" ± {np.std(values, ddof=1):.2f}" if len(values) > 1 else ""

@@ -1,4 +1,4 @@
-"""All methods in all settings at a glance: one line for each setting of the paper's tables."""
+"""An overview of all methods in all settings: one line for each setting of the paper's tables."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ TABLES = ("table-ls", "table-lsmc", "table-lqsmc")
 
 MEASURES = {
     "Accuracy": "accuracy_last_ten",
-    "Recall of the worst class": "worst_class_last_ten",
-    "Accuracy of the lowest client": "lowest_client_last_ten",
+    "Worst-class recall": "worst_class_last_ten",
+    "Worst-client accuracy": "lowest_client_last_ten",
 }
-"""What is told at a glance, and the column of the results that it is."""
+"""The measures of the overview, and their columns in the results."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A setting, and what each method comes to in it: the mean over the seeds that all of them have."""
+    """A setting, and the result of each method: the mean over the seeds that all of them have."""
 
     where: str
     numbers: dict[str, float]
     seeds: str
 
     def line(self) -> str:
-        """As a line of a table, the best in bold."""
+        """Return the line of a table, with the best value in bold."""
         best = f"{max(self.numbers.values()):.2f}"
         words = [f"{self.numbers[method]:.2f}" if method in self.numbers else "–" for method in METHODS]
         return f"| {' | '.join([self.where, *(f'**{w}**' if w == best else w for w in words), self.seeds])} |"
 
 
 def overview(kept: Mapping[tuple[str, str], Sequence[Result]], column: str) -> list[str]:
-    """A table of results by study and scale; runs of a method whose options were changed are no part of it.
+    """Return a table of results by study and scale, without runs of methods whose options were changed.
 
-    Long and short runs have means of their own: they are answers to different questions.
+    Full and short runs have separate means, because they are not comparable.
     """
     lines = []
     for scale in ("full", "short"):
@@ -54,7 +54,7 @@ def overview(kept: Mapping[tuple[str, str], Sequence[Result]], column: str) -> l
 
 
 def _rows(study: Study, scale: str, results: Sequence[Result], column: str) -> list[Row]:
-    """A study's settings in the paper's order."""
+    """Return a row for each of a study's settings, in the paper's order."""
     settings: dict[tuple[str, str], dict[str, list[Result]]] = {}
     for (contender, setting, extra), runs in by_cell(results).items():
         if contender in METHODS and "algorithm." not in extra:

@@ -1,4 +1,4 @@
-"""Ours beside the paper's, cell by cell, and what it comes to."""
+"""Comparison of our results with the paper's, cell by cell, and a summary."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from reproduction.studies import Cell, Study, cells
 
 @dataclass(frozen=True)
 class Entry:
-    """One number of the paper beside ours, in per cent."""
+    """One number of the paper and our results for it, in per cent."""
 
     contender: str
     where: str
     item: str
-    """Which of a cell's numbers, for example `class 3`."""
+    """Which of a cell's numbers it is, for example `class 3`."""
     printed: float | None
     seeds: list[int]
-    """The seeds of our runs; the lists below go by them."""
+    """The seeds of our runs, in the order of the lists below."""
     last_ten: list[float]
     """Ours, the mean of the last ten rounds."""
     last: list[float]
@@ -31,11 +31,11 @@ class Entry:
 
     @property
     def ours(self) -> list[float]:
-        """What stands against the printed number: like against like, so the best round where there is one."""
+        """The values to compare with the printed number: of the best round, if available."""
         return self.best or self.last_ten
 
     def over(self, seeds: Collection[int]) -> Entry:
-        """The same of these seeds alone."""
+        """Return the entry restricted to these seeds."""
         kept = [place for place, seed in enumerate(self.seeds) if seed in seeds]
 
         def of(values: Sequence[float]) -> list[float]:
@@ -51,7 +51,7 @@ class Entry:
 
 
 def compare(study: Study, results: Sequence[Result]) -> list[Entry]:
-    """Every number of the study for which we have results, in the paper's order, then methods it does not have."""
+    """Return every number of the study that has results, in the paper's order, then methods not in the paper."""
     found = by_cell(results)
     printed = {(cell.contender, cell.where): cell.printed for cell in cells(study)}
     order = {name: place for place, name in enumerate(printed)}
@@ -80,22 +80,22 @@ def _entries(study: Study, key: Key, printed: Mapping[str, float], results: Sequ
 
 @dataclass(frozen=True)
 class Verdict:
-    """The claims of the paper in three numbers, and ours."""
+    """A summary of the paper's numbers, or of ours."""
 
     settings: int
     """Settings with the champion and at least one other contender."""
     leads: int
-    """Of these, where the champion is in front."""
+    """How many of these the champion leads."""
     margin: float
     """Mean of the champion's lead over the best of the others, in points."""
     correlation: float | None
-    """Mean rank correlation (Spearman) of the contenders with the paper's ranking; none where nothing is printed."""
+    """Mean rank correlation (Spearman) of the contenders with the paper's ranking; None if nothing is printed."""
 
 
 def judge(study: Study, entries: Sequence[Entry], value: Callable[[Entry], float | None]) -> Verdict | None:
-    """What `value` (the paper's number, or one of ours) says about the champion; none if no setting can say it.
+    """Return the summary of the numbers that `value` gets from entries; None if no setting can be compared.
 
-    Only the paper's contenders count, so that both sides answer the same question, and only seeds that all have.
+    Only the paper's contenders count, so that both summaries are comparable, and only seeds that all contenders have.
     """
     leads, margins, correlations = 0, [], []
     contenders = {cell.contender for cell in cells(study)}
@@ -117,7 +117,7 @@ def judge(study: Study, entries: Sequence[Entry], value: Callable[[Entry], float
 
 
 def _settings(entries: Sequence[Entry]) -> dict[tuple[str, str], list[Entry]]:
-    """Entries that stand against each other: the same setting, item and seeds. The highest client is no contest."""
+    """Group entries that are compared: same setting, item and seeds. The best client's accuracy is not compared."""
     groups: dict[tuple[str, str], list[Entry]] = {}
     for entry in entries:
         if entry.item != "highest":
@@ -127,7 +127,7 @@ def _settings(entries: Sequence[Entry]) -> dict[tuple[str, str], list[Entry]]:
 
 
 def spearman(pairs: Sequence[tuple[float, float]]) -> float | None:
-    """Rank correlation, equal values sharing their mean rank; none for fewer than three pairs or all equal."""
+    """Return the rank correlation, with mean ranks for ties; None for fewer than three pairs or if all are equal."""
     if len(pairs) < 3:
         return None
     first, second = (_ranks(np.array(side)) for side in zip(*pairs, strict=True))
@@ -144,7 +144,7 @@ def _ranks(values: Floats) -> Floats:
 
 
 def verdict_lines(study: Study, entries: Sequence[Entry]) -> list[str]:
-    """The summary: by each way of reading our runs, beside the paper's own numbers for the same settings."""
+    """Return the summaries of our last ten rounds and of our best rounds, next to that of the paper's numbers."""
     paper = judge(study, entries, lambda entry: entry.printed)
     ways: dict[str, Callable[[Entry], float | None]] = {
         "mean of the last ten rounds": lambda entry: float(np.mean(entry.last_ten)),
@@ -157,7 +157,7 @@ def verdict_lines(study: Study, entries: Sequence[Entry]) -> list[str]:
             continue
         theirs = ("", "") if paper is None else (f" (paper {paper.leads})", f" (paper {paper.margin:+.2f})")
         text = f"{name}: {_champion(study)} leads in {ours.leads}{theirs[0]} of {ours.settings}, "
-        text += f"by {ours.margin:+.2f} points{theirs[1]} over the second best in the mean"
+        text += f"by {ours.margin:+.2f} points{theirs[1]} on average over the second best"
         if ours.correlation is not None:
             text += f"; rank correlation with the paper {ours.correlation:+.2f}"
         lines.append(text)
@@ -169,13 +169,13 @@ def _champion(study: Study) -> str:
 
 
 def missing(study: Study, results: Sequence[Result]) -> list[Cell]:
-    """The paper's cells for which there is no result."""
+    """Return the cells of the study without results."""
     found = {result.key[:2] for result in results}
     return [cell for cell in cells(study) if (cell.contender, cell.where) not in found]
 
 
 def coverage(study: Study, results: Sequence[Result]) -> str:
-    """How many of a study's cells have results, in words."""
+    """Describe how many of a study's cells have results."""
     as_printed = [result for result in results if not result.line["extra"]]
     total, without = len(cells(study)), len(missing(study, results))
     changed = len(missing(study, as_printed)) - without

@@ -1,4 +1,4 @@
-"""What a dataset is: its checks, its statistics, the built-in one."""
+"""Datasets: checks, statistics, and the built-in dataset."""
 
 from __future__ import annotations
 

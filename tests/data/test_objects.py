@@ -18,7 +18,7 @@ RUN: dict[str, Any] = {"per_round": 2, "workers": 2, "rounds": 2, "epochs": 1, "
 
 
 def made(samples: int = 60, classes: int = 3, seed: int = 0) -> tuple[Any, Any]:
-    """Images whose brightness tells the class."""
+    """Return images whose brightness depends on the class."""
     rng = np.random.default_rng(seed)
     y = np.arange(samples) % classes
     return (rng.normal(size=(samples, 6, 6)) + y[:, None, None]).astype(np.float32), y

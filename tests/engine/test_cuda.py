@@ -16,7 +16,7 @@ from fedsat.engine.fold import FoldedNetwork
 from fedsat.models import BatchNormRelu, build_model
 from fedsat.rounds import Faults, LocalTraining, attacks, run_round, start
 from fedsat.tree import expand
-from tests.support.federations import SAMPLING, furthest, image_dataset, play
+from tests.support.federations import SAMPLING, furthest, image_dataset, run_rounds
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -34,8 +34,8 @@ def engine(name: str, algorithm: Any, model: Any, lanes: int | None = 3, kind: t
 @pytest.mark.parametrize("algorithm", list(algorithms))
 @pytest.mark.parametrize("model", ["mlp", "lenet5", {"name": "resnet8", "width": 4}], ids=str)
 def test_graphs_equal_the_sequential_engine(algorithm: str, model: Any) -> None:
-    one, _ = play(engine("sequential", algorithm, model), 2)
-    many, _ = play(engine("stacked", algorithm, model), 2)
+    one, _ = run_rounds(engine("sequential", algorithm, model), 2)
+    many, _ = run_rounds(engine("stacked", algorithm, model), 2)
     assert furthest(one.server.model.params, many.server.model.params) < 1e-9
     assert furthest(one.server.model.buffers, many.server.model.buffers) < 1e-9
 
@@ -61,15 +61,15 @@ def test_our_kernels_train_what_the_sequential_engine_trains(
     algorithm: str, model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    one, _ = play(engine("sequential", algorithm, model, kind=torch.float32), 1)
-    many, _ = play(engine("stacked", algorithm, model, kind=torch.float32), 1)
+    one, _ = run_rounds(engine("sequential", algorithm, model, kind=torch.float32), 1)
+    many, _ = run_rounds(engine("stacked", algorithm, model, kind=torch.float32), 1)
     assert furthest(one.server.model.params, many.server.model.params) < 1e-4
     if one.server.model.buffers:
         assert furthest(one.server.model.buffers, many.server.model.buffers) < 1e-4
 
 
 class Viewing(nn.Module):
-    """Sampling `view` on what its norm hands on, which then has to lie as usual."""
+    """Uses `view` on the output of its norm, which must therefore be contiguous."""
 
     def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ def test_a_module_may_view_images() -> None:
     training = LocalTraining(1, 5, 0.05, False, 3)
     made, why = make_engine("stacked", module, federation, method, training, torch.device("cuda"), "bf16")
     assert not why
-    play(made, 2)
+    run_rounds(made, 2)
 
 
 def test_running_out_of_memory_halves_the_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +111,7 @@ def test_running_out_of_memory_halves_the_lanes(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("model", ["mlp", "lenet5", {"name": "resnet8", "width": 4}], ids=str)
 def test_graphs_count_what_is_counted_without(model: Any) -> None:
     graphed, plain = engine("stacked", "fedsat", model), engine("sequential", "fedsat", model)
-    for nodes in (np.array([0, 3]), np.arange(9), np.array([5])):  # more groups than before are recorded anew
+    for nodes in (np.array([0, 3]), np.arange(9), np.array([5])):  # more groups than before are captured again
         stacked = Model(expand(plain.initial_model.params, 1), expand(plain.initial_model.buffers, 1))
         assert torch.equal(graphed.count_by_node(stacked, nodes), plain.count_by_node(stacked, nodes))
     one, other = graphed.test(plain.initial_model), plain.test(plain.initial_model)

@@ -1,4 +1,4 @@
-"""The engine against FedAvg and FedSat written out as plain PyTorch loops, formula by formula."""
+"""The engine equals FedAvg and FedSat written as plain PyTorch loops, formula by formula."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SAMPLING = Sampling(per_round=3, workers=3, seed=3)
 
 
 def samples(engine: SequentialEngine, client: int) -> tuple[Tensor, Tensor]:
-    """A client's normalised samples, straight from the dataset."""
+    """Return a client's normalised samples from the dataset."""
     dataset, held = engine.federation.dataset, engine.federation.indices(client)
     x = (dataset.train.images[held].astype(np.float64) - np.array(dataset.mean)) / np.array(dataset.std)
     return torch.from_numpy(x), torch.from_numpy(dataset.train.labels[held])
@@ -83,7 +83,7 @@ def plain_training(engine: SequentialEngine, rounds: int, fedsat: bool) -> Tenso
 
 
 def calibration(held: Tensor, labels: Tensor, predicted: Tensor, classes: int) -> Tensor:
-    """log(share + 0.01) of every class, but 0 for one that is wrongly predicted; row by row."""
+    """Return log(share + 0.01) of every class, but 0 for a wrongly predicted class, for each sample."""
     rows = []
     for true, guess in zip(labels.tolist(), predicted.tolist(), strict=True):
         row = [np.log(float((held == c).sum()) / len(held) + 0.01) for c in range(classes)]

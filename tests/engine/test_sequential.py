@@ -1,4 +1,4 @@
-"""The sequential engine and the round: batches, buffers, workers' counts, traffic, and numbers that go wrong."""
+"""The sequential engine and the round: batches, buffers, workers' counts, traffic, and non-finite numbers."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def test_a_client_smaller_than_a_batch() -> None:
 def test_client_states_are_kept_for_participants_only() -> None:
     engine = make_engine(FedSat(), clients=20)
     training = start(engine)
-    played = [run_round(engine, training, SAMPLING) for _ in range(2)]
-    assert set(training.states) == {int(k) for one in played for k in one.clients}
+    results = [run_round(engine, training, SAMPLING) for _ in range(2)]
+    assert set(training.states) == {int(k) for one in results for k in one.clients}
 
 
 def test_workers_counts_are_those_of_the_clients_models() -> None:
@@ -95,7 +95,7 @@ def test_buffers_are_averaged_and_counters_take_the_maximum() -> None:
     engine = make_engine(FedAvg(weighting=Uniform()), model=f"{__name__}:WithBuffers", partition="ls", clients=3)
     training = start(engine)
     updates = engine.train(training.server, np.array([0, 1, 2]), {}, 1).updates
-    assert training.server.model.buffers["norm.running_mean"].abs().max() == 0  # the server's own stay untouched
+    assert training.server.model.buffers["norm.running_mean"].abs().max() == 0  # the server's buffers do not change
     run_round(engine, training, Sampling(3, 1, 3))
     after = training.server.model.buffers
     torch.testing.assert_close(

@@ -1,4 +1,4 @@
-"""Runs that were interrupted go on as if they had not been."""
+"""Interrupted runs continue as if they had not been interrupted."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ENGINES = ("stacked", "sequential")
 
 
 class Dropping(nn.Sequential):
-    """A network that draws random numbers while it trains, and keeps buffers."""
+    """A network that draws random numbers during training, and has buffers."""
 
     def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
         super().__init__(
@@ -63,7 +63,7 @@ def test_dropout_and_batch_statistics_go_on(tmp_path: Path, engine: str) -> None
     for _ in range(3):
         run.run_round()
     del run
-    torch.rand(7)  # whatever the process drew elsewhere does not matter
+    torch.rand(7)  # other random draws of the process do not matter
     fedsat.resume(tmp_path / "killed")
     assert results(tmp_path / "killed") == results(tmp_path / "whole")
 
@@ -80,7 +80,7 @@ def test_misfortunes_go_on(tmp_path: Path, attack: str) -> None:
 
 
 def test_what_stands_between_rounds_is_all_in_a_checkpoint() -> None:
-    """A field added here has to be written to checkpoints and read from them."""
+    """Every field must be written to checkpoints and read from them."""
     assert [field.name for field in dataclasses.fields(FederationState)] == ["server", "states", "rounds"]
     assert [field.name for field in dataclasses.fields(Server)] == ["model", "memory"]
 
@@ -152,7 +152,7 @@ def test_a_completed_run_goes_on_to_more_rounds(tmp_path: Path) -> None:
 
 def test_a_completed_run_without_a_checkpoint_is_said_to_be_complete(tmp_path: Path) -> None:
     run = fedsat.prepare(fedsat.configure(**TINY), tmp_path)
-    fedsat.train(run, for_more=False)  # as `fedsat compare` has it
+    fedsat.train(run, for_more=False)  # like `fedsat compare`
     del run
     with pytest.raises(fedsat.UsageError, match=r"is complete with 6 rounds and has no checkpoint; .* --rounds N"):
         fedsat.resume(tmp_path)
@@ -293,7 +293,7 @@ def test_unasked_checkpoints_take_a_small_part_of_the_time(tmp_path: Path, monke
     assert checkpoints.due(after(10, megabytes=4))  # 4 MB at 200 MB/s are 0.02 s, which is 2 % of a second
     assert not checkpoints.due(after(10, megabytes=5))
     assert not checkpoints.due(after(11, megabytes=4))
-    assert checkpoints.due_at_the_end(after(11, megabytes=200))  # a second is granted to the last one …
+    assert checkpoints.due_at_the_end(after(11, megabytes=200))  # the last one may take a second …
     assert not checkpoints.due_at_the_end(after(11, megabytes=201))
     now[0] += 98.9
     assert checkpoints.due_at_the_end(after(11, megabytes=600))  # … or as much as brings it to 3 % of 100 s

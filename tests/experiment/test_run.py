@@ -1,4 +1,4 @@
-"""Whole runs on the built-in data: what is measured, what is left on disk, and how a run can end."""
+"""Runs on the built-in data: records, files, and how a run can end."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def test_misfortunes_are_recorded(tmp_path: Path) -> None:
 
 
 def test_a_skipped_round_is_recorded_and_drawn(tmp_path: Path) -> None:
-    # One client a round of which half do not answer: with this seed the first round is skipped.
+    # One client per round, and half of the clients do not respond: with this seed, the first round is skipped.
     run = fedsat.run(**{**SMALL, "per_round": 1, "dropout": 0.5, "seed": 2}, out=tmp_path / "one")
     skipped, answered = run.records[0], run.records[-1]
     assert (skipped.clients, skipped.weights, skipped.train_loss) == ([], [], None)
@@ -218,7 +218,7 @@ def test_labels_are_flipped_for_training_and_not_for_judging() -> None:
     flipped = fedsat.run(**SMALL, attack="label-flip", attackers=1.0)
     honest = fedsat.run(**SMALL)
     assert (flipped.setup.federation.class_counts == honest.setup.federation.class_counts).all()
-    # Everyone learned to say 9 − y, and the model is judged by y.
+    # All clients learned to predict 9 − y, and the model is evaluated on y.
     assert flipped.records[-1].metrics["accuracy"] < 0.1
     assert flipped.records[-1].metrics["loss"] > honest.records[-1].metrics["loss"]
 

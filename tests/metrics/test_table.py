@@ -1,4 +1,4 @@
-"""Metrics: the table by hand, the user's own, and the record that holds them."""
+"""Metrics: the table by hand, the user's own metrics, and the record that stores them."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_metrics_of_your_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "told"),
+    ("path", "message"),
     [
         ("auprc", "written module:name"),
         ("nowhere:auprc", "cannot import 'nowhere' for the metric"),
@@ -80,8 +80,8 @@ def test_metrics_of_your_own() -> None:
         ("fedsat.metrics.table:COMPARED", "not a function"),
     ],
 )
-def test_what_is_no_metric(path: str, told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_what_is_no_metric(path: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         find_metrics([path])
 
 

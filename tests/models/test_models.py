@@ -1,4 +1,4 @@
-"""Shapes and parameter counts of the models, worked out by hand."""
+"""Shapes and parameter counts of the models, by hand."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Own(nn.Module):
 
 
 class Small(nn.Linear):
-    """Takes five numbers, gives two."""
+    """Takes five numbers, returns two."""
 
     def __init__(self) -> None:
         super().__init__(5, 2)
