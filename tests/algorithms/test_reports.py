@@ -151,4 +151,4 @@ def test_a_worker_that_deviates_from_all_others_is_ignored() -> None:
     assert left.workers is nodes
     assert (
         believable(reports(labels, correct, labels)).labels.tolist() == labels
-    )  # the identities of the workers are unknown
+    )  # workers are unknown

@@ -79,10 +79,10 @@ document.getElementById("theme").click();
 seen.theme = document.documentElement.dataset.theme;
 seen.wide = document.documentElement.scrollWidth - innerWidth;
 seen.errors = errors;
-const shown = document.createElement("pre");
-shown.id = "seen";
-shown.textContent = JSON.stringify(seen);
-document.body.append(shown);
+const output = document.createElement("pre");
+output.id = "seen";
+output.textContent = JSON.stringify(seen);
+document.body.append(output);
 </script>"""
 
 
