@@ -1,9 +1,9 @@
-"""What checkpoints cost: their part of a run's time, for methods without and with a state for every client.
+"""The cost of checkpoints: their share of a run's time, for methods without and with a state for every client.
 
     python benchmarks/checkpoint.py             (about five minutes; needs `fedsat data get mnist`)
 
-Each case is run as a user would, with the default way of writing checkpoints and once exactly every ten rounds.
-The part is the time spent in writing, the last checkpoint included, over that of the whole run without its set-up.
+Each case is run twice, with the default frequency of checkpoints and with one exactly every ten rounds.
+The share is the time spent writing, including the last checkpoint, divided by the time of the run without its set-up.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CASES: dict[str, dict[str, Any]] = {
     "built-in digits, MLP": {"rounds": 60},
     "MNIST, MLP": {"dataset": "mnist", "rounds": 20},
     "MNIST, LeNet-5": {"dataset": "mnist", "model": "lenet5", "rounds": 10},
-    "MNIST, MLP, 10,000 clients, 100 a round": {
+    "MNIST, MLP, 10,000 clients, 100 per round": {
         "dataset": "mnist", "rounds": 40, "clients": 10_000, "per_round": 100, "partition": "iid", "workers": 5,
     },
 }  # fmt: skip
@@ -27,7 +27,7 @@ METHODS = ("fedavg", "scaffold", "fedsat")
 
 
 def measure(settings: dict[str, Any], folder: Path) -> dict[str, float]:
-    """Carry out a run and say what its checkpoints took."""
+    """Train a run and return what its checkpoints cost."""
     run = fedsat.prepare(fedsat.configure(**settings), folder)
     assert run.checkpoints is not None
     write, folder = run.checkpoints.write, run.checkpoints.folder
@@ -53,8 +53,8 @@ def measure(settings: dict[str, Any], folder: Path) -> dict[str, float]:
 
 
 def main() -> None:
-    """Print a table row for each case."""
-    print("| case | method | a checkpoint | run | by default | exactly every 10 |")
+    """Print a table with a row for each case."""
+    print("| case | method | checkpoint size | run | by default | exactly every 10 |")
     print("|---|---|---|---|---|---|")
     for case, settings in CASES.items():
         for method in METHODS:

@@ -1,12 +1,12 @@
-"""Seconds a round: the stacked engine against the sequential one, a plain PyTorch loop, and other simulators.
+"""Seconds per round of the stacked engine, the sequential engine, a plain PyTorch loop, and other simulators.
 
     make bench                                        (or: python benchmarks/engines.py W1 W2 --repeats 5)
 
-Contenders take turns within one run and medians are compared, because single timings on a shared machine are noise.
-The plain loop is what one writes without a framework: one module, `torch.optim.SGD`, tensor batches. It and the stacked
-engine play with one thread and with all, the sequential engine with one. On a CPU Flower and pfl play where they are
-installed (`make bench-peers`), a process a core. The first turn, in which processes start, does not count. Written are
-the table, with the loss on the test set after all rounds, and beside it every single timing as JSON.
+Contenders take turns within one run and medians are compared, because single timings on a shared machine are noisy. The
+plain loop is ordinary PyTorch code without a framework: one module, `torch.optim.SGD`, tensor batches. It and the
+stacked engine are timed with one thread and with all, the sequential engine with one. On a CPU, Flower and pfl are
+timed if they are installed (`make bench-peers`), with one process per core. The first turn, in which processes start,
+does not count. The output is a table with the loss on the test set after all rounds, and every timing as JSON.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from fedsat.models import build_model
 from fedsat.rounds import LocalTraining, Sampling, run_round, start
 from fedsat.rounds.sampling import sample_clients
 
-CALLS = Sampling(per_round=PER_ROUND, workers=7, seed=0)
+SAMPLING = Sampling(per_round=PER_ROUND, workers=7, seed=0)
 TRAINING = LocalTraining(epochs=EPOCHS, batch_size=BATCH_SIZE, lr=LR, augment=False, seed=0)
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A model on data of some shape, split among 100 clients."""
+    """A model, and data of some shape that are split among 100 clients."""
 
     title: str
     model: dict[str, Any]
@@ -66,7 +66,7 @@ WORKLOADS = {
 
 
 def dataset(load: Workload) -> Dataset:
-    """Pictures of the real data's shape, noise with something of their class: contenders' losses can be compared."""
+    """Return noise with the shape of the real data and a weak class signal, so that losses can be compared."""
     rng = np.random.default_rng(0)
     classes = rng.integers(0, 256, (10, *load.shape))
 
@@ -79,7 +79,7 @@ def dataset(load: Workload) -> Dataset:
 
 
 def local_work(load: Workload, federation: Federation, device: torch.device) -> Work:
-    """The workload as the plain loop and the peers take it."""
+    """Return the workload in the form that the plain loop and the peers use."""
     data = federation.dataset
     pictures = (data.train.images, data.train.labels, np.float32(data.mean), np.float32(data.std))
     images, labels, mean, std, test, answers = (
@@ -90,13 +90,13 @@ def local_work(load: Workload, federation: Federation, device: torch.device) -> 
 
 
 class Contender(Protocol):
-    """Who plays rounds against the clock."""
+    """Runs rounds that are timed."""
 
-    def play(self) -> float:
-        """Seconds of one more round."""
+    def run_round(self) -> float:
+        """Run a round and return its seconds."""
 
     def test_loss(self) -> float:
-        """The loss on the test set after the rounds played, which shows that the work was done."""
+        """Return the loss on the test set after all rounds, which shows that the contender did the work."""
 
 
 class OurEngine:
@@ -117,26 +117,26 @@ class OurEngine:
         self._engine, _ = make_engine(name, module, federation, algorithms.build(method), TRAINING, device, kind)
         self._training = start(self._engine)
 
-    def play(self) -> float:
-        """As a run plays it, without the evaluation on the test set."""
+    def run_round(self) -> float:
+        """Run a round without the evaluation on the test set, and return its seconds."""
         with clock(self._engine.device, self._threads) as seconds:
-            run_round(self._engine, self._training, CALLS)
+            run_round(self._engine, self._training, SAMPLING)
         return seconds[0]
 
     def test_loss(self) -> float:
-        """By the engine itself."""
+        """Return the engine's loss on the test set."""
         return self._engine.test(self._training.server.model).loss
 
 
 class PlainLoop:
-    """FedAvg as one writes it without a framework."""
+    """FedAvg in plain PyTorch."""
 
     def __init__(self, work: Work, threads: int) -> None:
         self._work, self._threads = work, threads
         self._model, self._round = work.new_model().to(work.images.device), 0
 
-    def play(self) -> float:
-        """One client after another."""
+    def run_round(self) -> float:
+        """Train one client after another, and return the seconds."""
         with clock(self._work.images.device, self._threads) as seconds:
             self._round += 1
             clients = sample_clients(0, self._round, CLIENTS, PER_ROUND).tolist()
@@ -158,7 +158,7 @@ class PlainLoop:
 
 @contextmanager
 def clock(device: torch.device, threads: int) -> Iterator[list[float]]:
-    """Seconds spent inside, until the device's work is done, with a number of threads."""
+    """Measure the seconds spent in the block with a number of threads, until the device has finished its work."""
     seconds: list[float] = []
     torch.set_num_threads(threads)
     began = time.perf_counter()
@@ -176,7 +176,7 @@ def measure(
     threads: Sequence[int],
     peers: Sequence[str],
 ) -> dict[str, Any]:
-    """All contenders on one workload, in turns; the first turn starts processes and warms up, and does not count."""
+    """Time all contenders on one workload, in turns; the first turn starts processes, and does not count."""
     load = WORKLOADS[name]
     federation = Federation.build(dataset(load), load.partition, CLIENTS, 0)
     work = local_work(load, federation, device)
@@ -201,7 +201,7 @@ def measure(
         times: dict[str, list[float]] = {contender: [] for contender in contenders}
         for turn in range(repeats + 1):
             for title, contender in contenders.items():
-                seconds = contender.play()
+                seconds = contender.run_round()
                 if turn:
                     times[title].append(seconds)
         losses = {title: contender.test_loss() for title, contender in contenders.items()}
@@ -209,11 +209,11 @@ def measure(
 
 
 def show(console: Console, result: dict[str, Any]) -> None:
-    """The table of one workload: median seconds a round, and how many times the stacked FedAvg is faster at best."""
+    """Print the table of one workload: median seconds per round, and the speed-up of the fastest stacked FedAvg."""
     medians = {contender: float(np.median(times)) for contender, times in result["seconds"].items()}
     best = min(seconds for contender, seconds in medians.items() if contender.startswith("fedavg stacked"))
     table = Table(title=f"{result['workload']}: {result['title']}, 15 of 100 clients, E=5, B=16", title_justify="left")
-    for heading in ("", "seconds a round", "fedavg stacked is faster by", "test loss"):
+    for heading in ("", "seconds per round", "fedavg stacked is faster by", "test loss"):
         table.add_column(heading, justify="left" if not heading else "right", no_wrap=not heading)
     for contender, seconds in sorted(medians.items(), key=lambda item: item[1]):
         table.add_row(contender, f"{seconds:.3f}", f"{seconds / best:.2f}", f"{result['test_loss'][contender]:.4f}")
@@ -225,19 +225,21 @@ def _plural(threads: int) -> str:
 
 
 def main() -> None:
-    """Measure the workloads asked for and write what was seen."""
+    """Time the given workloads and write the results."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("workloads", nargs="*", default=["W1", "W2"], help=", ".join(WORKLOADS))
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--precision", default="float32", choices=["float32", "bf16", "float64"])
-    parser.add_argument("--threads", type=int, nargs="+", help="of our engines and the plain loop; one and all cores")
+    parser.add_argument(
+        "--threads", type=int, nargs="+", help="threads of our engines and the plain loop [default: one, and all cores]"
+    )
     parser.add_argument("--out", type=Path, default=Path("results/bench.json"))
     given = parser.parse_args()
     device, console = torch.device(given.device), Console()
     peers, missing = installed() if device.type == "cpu" else ([], [])
     if missing:
-        console.print(f"not measured, for want of the extra bench: {', '.join(missing)} (make bench-peers)")
+        console.print(f"not measured, because they are not installed: {', '.join(missing)} (make bench-peers)")
     cores = os.cpu_count() or 1
     threads = given.threads or (sorted({1, cores}) if device.type == "cpu" else [cores])
     results = []

@@ -1,7 +1,7 @@
-"""The work that every contender does, written down once: a federation's data and the local training of one client.
+"""The work of every contender: a federation's data, and the local training of one client.
 
-The plain loop and the peers read it; peers run in processes (and, as Flower asks for older libraries than the
-package does, in an environment) of their own, so it can be put into a file and taken out again.
+The plain loop and the peers use it. Peers run in separate processes, and in a separate environment, because Flower
+needs older libraries than the package. The work can therefore be saved to a file and loaded from it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CLIENTS, PER_ROUND, EPOCHS, BATCH_SIZE, LR = 100, 15, 5, 16, 0.01
 
 @dataclass(frozen=True)
 class Work:
-    """A model, samples as uint8 with their labels, who holds which, and a test set."""
+    """A model, samples as uint8 with labels, their assignment to clients, and a test set."""
 
     model: dict[str, Any]
     images: Tensor
@@ -37,7 +37,7 @@ class Work:
     test_labels: Tensor
 
     def save(self, path: Path) -> None:
-        """Put it into a file."""
+        """Save the work to a file."""
         tensors = ("images", "labels", "mean", "std", "test_images", "test_labels")
         np.savez(
             path,
@@ -50,7 +50,7 @@ class Work:
     @staticmethod
     @cache
     def load(path: Path) -> Work:
-        """Take it out again; read once in every process."""
+        """Load the work from a file."""
         with np.load(path, allow_pickle=False) as file:
             arrays = dict(file)
         model, held, sizes = json.loads(str(arrays.pop("model"))), arrays.pop("held"), arrays.pop("sizes")
@@ -58,20 +58,20 @@ class Work:
         return Work(model=model, held=np.split(held, np.cumsum(sizes)[:-1]), **tensors)
 
     def new_model(self) -> nn.Module:
-        """The model before the first round; the same for all contenders."""
+        """Return the model before the first round, which is the same for all contenders."""
         return build_model(self.model, tuple(self.images.shape[1:]), 10, 0)
 
     def inputs(self, images: Tensor) -> Tensor:
-        """Normalised pictures."""
+        """Return normalised images."""
         return (images.float() / 255 - self.mean.view(-1, 1, 1)) / self.std.view(-1, 1, 1)
 
     def samples(self, client: int) -> tuple[Tensor, Tensor]:
-        """A client's normalised samples and their labels."""
+        """Return a client's normalised samples and their labels."""
         own = torch.from_numpy(self.held[client]).to(self.images.device)
         return self.inputs(self.images[own]), self.labels[own]
 
     def train(self, model: nn.Module, client: int, round_number: int) -> None:
-        """One client's round as one writes it without a framework: tensor batches and `torch.optim.SGD`."""
+        """Train one client for a round in plain PyTorch: tensor batches and `torch.optim.SGD`."""
         x, y = self.samples(client)
         optimizer = torch.optim.SGD(model.train().parameters(), lr=LR)
         for order in torch.from_numpy(batch_order(0, round_number, client, len(y), EPOCHS)).to(y.device):
@@ -82,5 +82,5 @@ class Work:
 
     @torch.no_grad()
     def test_loss(self, model: nn.Module) -> float:
-        """The mean loss on the test set, by which contenders are seen to do the same work."""
+        """Return the mean loss on the test set, which shows that contenders do the same work."""
         return float(functional.cross_entropy(model.eval()(self.inputs(self.test_images)), self.test_labels))

@@ -1,12 +1,12 @@
-"""A run of 500 rounds: does memory stay, does a round take as long at the end as at the start, do files grow evenly?
+"""A run of 500 rounds: is memory constant, are late rounds as fast as early ones, do files grow linearly?
 
     python benchmarks/long.py                   (about five minutes on an idle core; needs `fedsat data get mnist`)
 
-MNIST, MLP, FedSat with one local epoch and five workers, files and checkpoints written as always. A round's time is
-the processor's, which other programs on the machine change less than the clock's. Memory goes up and down with the
-clients that a round happens to call, so both are medians over fifths of the rounds after the 50th. Stops with an error
-if one of them is further than 5 % (memory) or 10 % (time) from their mean, or the size of the metrics further than 5 %
-from a straight line.
+MNIST, MLP, FedSat with one local epoch and five workers, with files and checkpoints. Time is CPU time, which other
+programs on the machine affect less than wall time. Memory depends on the sampled clients. The rounds after the 50th are
+divided into five parts, and medians of time and memory are taken over each. The script fails if one of them differs by
+more than 5 % (memory) or 10 % (time) from their mean, or if the size of the metrics differs by more than 5 % from a
+straight line.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ import numpy as np
 import fedsat
 
 SETTLED = 50
-"""Rounds after which every client has been called, and has its state."""
+"""Rounds after which every client has been sampled and has a state."""
 
 
 def megabytes() -> float:
-    """Memory that this process holds now."""
+    """Return the current memory of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
 
 
 def measure(folder: Path, rounds: int) -> dict[str, list[float]]:
-    """What each round took, what the process held after it, and how large the metrics were."""
+    """Return, for each round, its time, and the memory and the size of the metrics after it."""
     seen: dict[str, list[float]] = {"seconds": [], "memory": [], "metrics": [], "files": []}
     before = [time.process_time()]
 
@@ -52,13 +52,13 @@ def measure(folder: Path, rounds: int) -> dict[str, list[float]]:
 
 
 def main() -> None:
-    """Measure, print, judge."""
+    """Measure, print and check."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=500)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="fedsat-long-") as folder:
         seen = {name: np.array(values) for name, values in measure(Path(folder) / "run", given.rounds).items()}
-    print("| rounds | processor s a round | memory MB | metrics MB | all files MB |")
+    print("| rounds | CPU s per round | memory MB | metrics MB | all files MB |")
     print("|---|---|---|---|---|")
     fifths = np.array_split(np.arange(SETTLED, given.rounds), 5)
     times, memory = (np.array([np.median(seen[name][part]) for part in fifths]) for name in ("seconds", "memory"))
@@ -71,13 +71,16 @@ def main() -> None:
     print(f"memory of single rounds after round {SETTLED}: {later.min():.0f} to {later.max():.0f} MB")
     drifts = {
         "memory": (float(np.abs(memory / memory.mean() - 1).max()), 0.05),
-        "time of a round": (float(np.abs(times / times.mean() - 1).max()), 0.10),
-        "metrics, from a straight line": (float(np.abs(seen["metrics"] - line).max() / line[-1]), 0.05),
+        "time per round": (float(np.abs(times / times.mean() - 1).max()), 0.10),
+        "size of metrics, compared with a straight line": (
+            float(np.abs(seen["metrics"] - line).max() / line[-1]),
+            0.05,
+        ),
     }
     for name, (drift, allowed) in drifts.items():
         print(f"{name}: within {drift:.1%} (at most {allowed:.0%})")
     if any(drift > allowed for drift, allowed in drifts.values()):
-        raise SystemExit("not flat")
+        raise SystemExit("not constant")
 
 
 if __name__ == "__main__":

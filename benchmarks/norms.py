@@ -1,11 +1,11 @@
-"""How far honest clients move, as multiples of their round's median: what `--max-norm` must let through.
+"""The longest updates of honest clients, in medians of the round: `--max-norm` must accept them.
 
     python benchmarks/norms.py                                      (about five minutes: the built-in digits)
     python benchmarks/norms.py --dataset mnist --seeds 3            (about ten minutes)
 
-Every method is played for five rounds on splits from mildly to extremely uneven, with nobody refused. A cell is the
-longest update ‖θ_k − Θ‖ of any round and seed, in medians of its round; of a client that took more steps than the
-median one, as many times less (`stretch`).
+Every method runs for five rounds on splits from mildly to extremely uneven, with no update refused. A cell is the
+longest update ‖θ_k − Θ‖ of all rounds and seeds, in medians of its round. The length is divided by the number of steps
+of clients that took more steps than the median (`stretch`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fedsat.rounds.local import TrainedRound, finite
 from fedsat.rounds.refusal import stretch
 
 METHODS = ("fedavg", "scaffold", "fedlada", "elastic", "feddyn", "fedsat")
-"""FedAvg, and those whose local steps are most unlike its."""
+"""FedAvg, and the methods whose local steps differ most from it."""
 SPLITS: dict[str, dict[str, Any]] = {
     "quantity, β = 0.1": {"partition": "quantity", "partition.beta": 0.1},
     "quantity, β = 0.5": {"partition": "quantity", "partition.beta": 0.5},
@@ -33,7 +33,7 @@ ROUNDS = 5
 
 
 def longest(**settings: Any) -> float:
-    """The farthest that an update of a run's rounds went."""
+    """Return the length of the longest update of a run."""
     run = fedsat.prepare(fedsat.configure(**settings, rounds=ROUNDS, max_norm=0.0))
     train, found = run.setup.engine.train, [0.0]
 
@@ -49,10 +49,10 @@ def longest(**settings: Any) -> float:
 
 
 def main() -> None:
-    """Print a table row for each method."""
+    """Print a table with a row for each method."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dataset", default="mnist-mini")
-    parser.add_argument("--seeds", type=int, default=8, help="seeds 0 to this, exclusive")
+    parser.add_argument("--seeds", type=int, default=8, help="number of seeds, starting at 0")
     asked = parser.parse_args()
     print(f"| | {' | '.join(SPLITS)} |")
     print("|---|" + "---:|" * len(SPLITS))

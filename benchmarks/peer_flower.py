@@ -1,7 +1,7 @@
-"""FedAvg in Flower's simulation: one Ray actor a core, one thread each, no evaluation by clients.
+"""FedAvg in Flower's simulation: one Ray actor per core, one thread each, no evaluation by clients.
 
-Started by `peers.py`. An actor keeps the data from round to round; a round is timed at the server, from the sampling
-of clients to the aggregated model.
+Started by `peers.py`. An actor keeps the data between rounds. A round is timed at the server, from the sampling of
+clients to the aggregated model.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ client_app = ClientApp()
 
 @client_app.train()
 def train(message: Message, context: Context) -> Message:
-    """A client's round."""
+    """Trains a client for a round."""
     torch.set_num_threads(1)
     work, client = Work.load(FILE), int(context.node_config["partition-id"])
     model = work.new_model()
@@ -39,19 +39,19 @@ def train(message: Message, context: Context) -> Message:
 
 
 class Timed(FedAvg):
-    """FedAvg that plays a round when it is told to and says how long it took."""
+    """FedAvg that runs a round on request and reports its time."""
 
     def __init__(self, turns: Turns) -> None:
         super().__init__(fraction_train=PER_ROUND / CLIENTS, fraction_evaluate=0.0, min_available_nodes=CLIENTS)
         self._turns = turns
 
     def configure_train(self, *args: Any, **kwargs: Any) -> Any:
-        """The beginning of a round."""
+        """Begin a round."""
         self._turns.wait()
         return super().configure_train(*args, **kwargs)
 
     def aggregate_train(self, *args: Any, **kwargs: Any) -> Any:
-        """The end of it."""
+        """End the round."""
         arrays, metrics = super().aggregate_train(*args, **kwargs)
         self._turns.done()
         work = Work.load(FILE)
@@ -66,7 +66,7 @@ server_app = ServerApp()
 
 @server_app.main()
 def serve(grid: Grid, context: Context) -> None:
-    """Rounds until nobody asks for more."""
+    """Run rounds until no more are requested."""
     del context
     initial = ArrayRecord(Work.load(FILE).new_model().state_dict())
     with suppress(EOFError):

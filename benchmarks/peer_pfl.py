@@ -1,4 +1,4 @@
-"""FedAvg in pfl's simulation: starts one process a core (`pfl_worker.py`), the first of which takes the turns.
+"""FedAvg in pfl's simulation: starts one process per core (`pfl_worker.py`); the first one handles the requests.
 
 Started by `peers.py`.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def addresses(count: int) -> str:
-    """Addresses for as many processes on this machine."""
+    """Return addresses for a number of processes on this machine."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     found = ",".join(f"127.0.0.1:{one.getsockname()[1]}" for one in sockets)
     for one in sockets:
@@ -22,7 +22,7 @@ def addresses(count: int) -> str:
 
 
 def main() -> None:
-    """Start the processes, wait for the first, end the others."""
+    """Start the processes, wait for the first one, and end the others."""
     cores = os.cpu_count() or 1
     command = [sys.executable, Path(__file__).with_name("pfl_worker.py"), sys.argv[1]]
     shared = {**os.environ, "PFL_WORKER_ADDRESSES": addresses(cores)}

@@ -1,6 +1,6 @@
-"""Other simulators on the same work: each in a process of its own that plays a round when told to.
+"""Other simulators on the same work, each in its own process that runs a round on request.
 
-They need the extra `bench`: in this environment, or in one of their own (`make bench-peers`), which goes first.
+They need the extra `bench`, in this environment or in a separate one (`make bench-peers`), which takes precedence.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ HERE = Path(__file__).parent
 OWN = HERE.parent / ".venv-bench" / "bin" / "python"
 PYTHON = OWN if OWN.exists() else Path(sys.executable)
 PEERS = {"flower": "ray", "pfl": "pfl"}
-"""Peers, and the libraries that show they can play (Flower alone is no simulator: its extra brings Ray)."""
+"""Peers, and the libraries that their simulators need (Ray comes with Flower's extra `simulation`)."""
 
 
 class Peer:
-    """A peer in its process, ready to play."""
+    """A peer in its process, ready to run rounds."""
 
     def __init__(self, script: str, work: Path) -> None:
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 -- closed by `close`
@@ -35,20 +35,20 @@ class Peer:
         )
         self.name, self._loss = self._answer(), float("nan")
 
-    def play(self) -> float:
-        """Seconds of one more round."""
+    def run_round(self) -> float:
+        """Run a round and return its seconds."""
         assert self._process.stdin is not None
-        self._process.stdin.write("play\n")
+        self._process.stdin.write("round\n")
         self._process.stdin.flush()
         seconds, self._loss = map(float, self._answer().split())
         return seconds
 
     def test_loss(self) -> float:
-        """The loss on the test set after the rounds played."""
+        """Return the loss on the test set after all rounds."""
         return self._loss
 
     def close(self) -> None:
-        """No more rounds."""
+        """End the process."""
         self._process.communicate(timeout=60)
         self._log.close()
 
@@ -58,11 +58,11 @@ class Peer:
             if line.startswith(MARK):
                 return line.removeprefix(MARK).strip()
         self._log.seek(0)
-        raise SystemExit(f"a peer ended before its time:\n{self._log.read()[-3000:]}")
+        raise SystemExit(f"a peer ended unexpectedly:\n{self._log.read()[-3000:]}")
 
 
 def installed() -> tuple[list[str], list[str]]:
-    """Peers that can play here, and those that cannot."""
+    """Return the peers that are installed, and those that are not."""
     there = [name for name, library in PEERS.items() if _imports(library)]
     return there, [name for name in PEERS if name not in there]
 

@@ -1,4 +1,4 @@
-"""A process of pfl's simulation: one thread, clients' samples as ready tensors, no evaluation but our own."""
+"""A process of pfl's simulation: one thread, clients' samples as tensors, no evaluation except ours."""
 
 from __future__ import annotations
 
@@ -27,34 +27,34 @@ from turns import Turns
 
 
 class Learner(nn.Module):
-    """The work's model with what pfl asks of one."""
+    """The model with the interface that pfl needs."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """The loss of a training batch."""
+        """Return the loss of a training batch."""
         return functional.cross_entropy(self.module.train()(x), y)
 
     def metrics(self, x: Tensor, y: Tensor) -> dict[str, Weighted]:
-        """Asked for in the first round only."""
+        """Return the metrics of a batch, which pfl requests only in the first round."""
         return {"loss": Weighted(float(functional.cross_entropy(self.module.eval()(x), y)) * len(y), len(y))}
 
 
 class Timed(TrainingProcessCallback):
-    """Plays a round when it is told to and says how long it took."""
+    """Runs a round on request and reports its time."""
 
     def __init__(self, turns: Turns, work: Work, module: nn.Module) -> None:
         self._turns, self._work, self._module = turns, work, module
 
     def on_train_begin(self, **_: Any) -> Metrics:
-        """The beginning of the first round."""
+        """Begin the first round."""
         self._turns.wait()
         return Metrics()
 
     def after_central_iteration(self, *_: Any, **__: Any) -> tuple[bool, Metrics]:
-        """The end of a round and the beginning of the next."""
+        """End a round and begin the next."""
         self._turns.done()
         self._turns.report(self._work.test_loss(self._module))
         self._turns.wait()
@@ -62,7 +62,7 @@ class Timed(TrainingProcessCallback):
 
 
 def main() -> None:
-    """Rounds until nobody asks for more."""
+    """Run rounds until no more are requested."""
     torch.set_num_threads(1)
     work = Work.load(Path(sys.argv[1]))
     learner = Learner(work.new_model())

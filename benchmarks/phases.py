@@ -1,9 +1,9 @@
-"""Where a round's time goes: milliseconds of each phase, and on a GPU what its kernels take.
+"""The time of each phase of a round in milliseconds, and on a GPU that of its kernels.
 
     python benchmarks/phases.py W3 fedavg fedsat --precision bf16 --kernels 20
 
-Medians of some rounds of the stacked engine, after three that do not count. Where clients differ in size, so do rounds:
-the time of training is also given for a sample, over all these rounds.
+Medians over rounds of the stacked engine, after three that do not count. If clients differ in size, so do rounds;
+therefore the time of training is also given per sample, over all these rounds.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections import Counter
 
 import numpy as np
 import torch
-from engines import CALLS, CLIENTS, TRAINING, WORKLOADS, dataset
+from engines import CLIENTS, SAMPLING, TRAINING, WORKLOADS, dataset
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
@@ -25,20 +25,20 @@ from fedsat.rounds import Engine, FederationState, Sampling, run_round, start, t
 
 
 def timed_round(
-    engine: Engine, training: FederationState, calls: Sampling, federation: Federation
+    engine: Engine, training: FederationState, sampling: Sampling, federation: Federation
 ) -> tuple[dict[str, float], int]:
-    """One more round and a test: seconds by phase, and how many samples the clients trained on, epoch by epoch."""
-    played = run_round(engine, training, calls)
-    with timed(played.seconds, "evaluate", engine.device):
+    """Run a round and a test; return the seconds by phase and the number of samples in all local epochs."""
+    finished = run_round(engine, training, sampling)
+    with timed(finished.seconds, "evaluate", engine.device):
         engine.evaluate([training.server.model], "expected")
-    held = sum(len(federation.indices(client)) for client in played.clients.tolist())
-    return played.seconds, held * TRAINING.epochs
+    held = sum(len(federation.indices(client)) for client in finished.clients.tolist())
+    return finished.seconds, held * TRAINING.epochs
 
 
-def kernels(engine: Engine, training: FederationState, calls: Sampling, most: int) -> list[str]:
-    """The kernels on which the GPU spends most of a round: milliseconds, number, name."""
+def kernels(engine: Engine, training: FederationState, sampling: Sampling, most: int) -> list[str]:
+    """Return the kernels that take most of a round's time: milliseconds, number, name."""
     with profile(activities=[ProfilerActivity.CUDA]) as profiled:
-        run_round(engine, training, calls)
+        run_round(engine, training, sampling)
     times, counts = Counter[str](), Counter[str]()
     for event in profiled.events():
         if event.device_type == DeviceType.CUDA:
@@ -49,18 +49,18 @@ def kernels(engine: Engine, training: FederationState, calls: Sampling, most: in
 
 
 def main() -> None:
-    """Measure what is asked for, print it."""
+    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workload", choices=list(WORKLOADS))
     parser.add_argument("methods", nargs="*", default=["fedavg", "fedsat"])
     parser.add_argument("--precision", choices=["float32", "bf16"], default="float32")
-    parser.add_argument("--clients", type=int, default=CALLS.per_round, help="called in a round")
-    parser.add_argument("--workers", type=int, default=CALLS.workers)
+    parser.add_argument("--clients", type=int, default=SAMPLING.per_round, help="clients sampled per round")
+    parser.add_argument("--workers", type=int, default=SAMPLING.workers)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--kernels", type=int, default=0, help="how many of a GPU's kernels to list")
+    parser.add_argument("--kernels", type=int, default=0, help="number of GPU kernels to list")
     asked = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    load, calls = WORKLOADS[asked.workload], Sampling(asked.clients, asked.workers, CALLS.seed)
+    load, sampling = WORKLOADS[asked.workload], Sampling(asked.clients, asked.workers, SAMPLING.seed)
     federation = Federation.build(dataset(load), load.partition, CLIENTS, 0)
     for method in asked.methods:
         module = build_model(load.model, federation.dataset.input_shape, 10, 0)
@@ -68,7 +68,7 @@ def main() -> None:
             "stacked", module, federation, algorithms.build(method), TRAINING, device, asked.precision
         )
         training = start(engine)
-        rounds = [timed_round(engine, training, calls, federation) for _ in range(3 + asked.rounds)][3:]
+        rounds = [timed_round(engine, training, sampling, federation) for _ in range(3 + asked.rounds)][3:]
         phases = {name: 1e3 * float(np.median([seconds[name] for seconds, _ in rounds])) for name in rounds[0][0]}
         a_sample = 1e6 * sum(seconds["train"] for seconds, _ in rounds) / sum(samples for _, samples in rounds)
         print(f"{asked.workload} {method} {asked.precision} on {device.type}, ms:", end=" ")
@@ -77,9 +77,9 @@ def main() -> None:
             f"sum {sum(phases.values()):.1f}",
             end="",
         )
-        print(f"; training takes {a_sample:.1f} µs a sample")
+        print(f"; training takes {a_sample:.1f} µs per sample")
         if asked.kernels and device.type == "cuda":
-            print("\n".join(kernels(engine, training, calls, asked.kernels)))
+            print("\n".join(kernels(engine, training, sampling, asked.kernels)))
 
 
 if __name__ == "__main__":

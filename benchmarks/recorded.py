@@ -1,11 +1,11 @@
-"""What a CPU would gain by steps recorded as a graph of plain operations, and by compiling that graph.
+"""The gain on a CPU from recording steps as a graph of plain operations, and from compiling that graph.
 
     OMP_NUM_THREADS=1 python benchmarks/recorded.py W2 fedavg --compiled
 
-Rounds of the stacked engine as it is, with steps recorded by `make_fx`, and with these compiled by inductor (it needs a
-C++ compiler) take turns in one process. Shown are the least and the median CPU seconds of a round, which other
-programs on the machine disturb less than the clock on the wall. Recording and compiling happen in a first round that
-does not count. The engine itself does not record: docs/measurements/engine.md says why.
+Rounds of the unchanged stacked engine, with steps recorded by `make_fx`, and with these compiled by inductor (which
+needs a C++ compiler) take turns in one process. The output is the minimum and the median of a round's CPU seconds,
+which other programs on the machine affect less than wall time. Recording and compiling happen in a first round that
+does not count. docs/measurements/engine.md explains why the engine does not record steps.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ aten: Any = torch.ops.aten
 
 
 def flat(trees: State) -> list[Tensor]:
-    """All tensors, in order."""
+    """Return all tensors, in order."""
     return [tensor for tree in trees.values() for tensor in tree.values()]
 
 
 def filled(like: State, tensors: list[Tensor]) -> State:
-    """The inverse of `flat`."""
+    """Invert `flat`."""
     each = iter(tensors)
     return {name: {key: next(each) for key in tree} for name, tree in like.items()}
 
 
 class RecordedSteps(EagerSteps):
-    """Takes steps by playing back a recording, one for each width and for full or padded batches."""
+    """Takes steps by replaying a recording, one for each width and for full or padded batches."""
 
     recordings: dict[tuple[int, bool], Callable[..., list[Tensor]]]
     compiled = False
 
-    def play(self, stretch: Stretch) -> Lanes:
-        """As the eager steps, without augmentation."""
+    def run_round(self, stretch: Stretch) -> Lanes:
+        """Take the same steps as the eager class, without augmentation."""
         assert self._lanes is not None
         plan, width = self._plan, stretch.width
         lanes = self._lanes.take(slice(0, width))
@@ -76,17 +76,19 @@ class RecordedSteps(EagerSteps):
         copies = [tensor.clone() for tensor in flat(trees)]  # recording takes the step
         recording = make_fx(one_step)(copies, flat(given), rows)
         for node in list(recording.graph.nodes):
-            if node.target is aten.detach.default:  # the identity, where no gradients are tracked
+            if node.target is aten.detach.default:  # the identity, because no gradients are tracked
                 node.replace_all_uses_with(node.args[0])
                 recording.graph.erase_node(node)
-            if self.compiled and node.target is aten.view.default:  # inductor lays some tensors out otherwise
+            if (
+                self.compiled and node.target is aten.view.default
+            ):  # inductor uses a different memory layout for some tensors
                 node.target = aten.reshape.default
         recording.recompile()
         return torch.compile(recording, fullgraph=True, dynamic=False) if self.compiled else recording
 
 
 class CompiledSteps(RecordedSteps):
-    """The same, compiled."""
+    """The same with compiled recordings."""
 
     compiled = True
 
@@ -111,23 +113,23 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--compiled", action="store_true")
     asked = parser.parse_args()
-    kinds: dict[str, type[EagerSteps]] = {"as it is": EagerSteps, "recorded": RecordedSteps}
+    kinds: dict[str, type[EagerSteps]] = {"unchanged": EagerSteps, "recorded": RecordedSteps}
     if asked.compiled:
         kinds["compiled"] = CompiledSteps
-    players = {name: contender(asked.workload, asked.method, steps) for name, steps in kinds.items()}
-    times: dict[str, list[float]] = {name: [] for name in players}
+    contenders = {name: contender(asked.workload, asked.method, steps) for name, steps in kinds.items()}
+    times: dict[str, list[float]] = {name: [] for name in contenders}
     for turn in range(asked.rounds + 1):
-        for name, player in players.items():
+        for name, each in contenders.items():
             began = time.process_time()
-            clock = player.play()
+            clock = each.run_round()
             if turn:
                 times[name].append(time.process_time() - began)
             else:
                 print(f"first round {name}: {clock:.1f} s", flush=True)
-    for name, player in players.items():
+    for name, each in contenders.items():
         print(
-            f"{asked.workload} {asked.method} {name}: CPU seconds a round, least {min(times[name]):.3f}, "
-            f"median {np.median(times[name]):.3f}; test loss {player.test_loss():.6f}"
+            f"{asked.workload} {asked.method} {name}: CPU seconds per round, minimum {min(times[name]):.3f}, "
+            f"median {np.median(times[name]):.3f}; test loss {each.test_loss():.6f}"
         )
 
 

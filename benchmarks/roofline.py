@@ -1,11 +1,11 @@
-"""The least time a round can take on this machine's CPU: its matrix products and convolutions alone, nothing between.
+"""A lower bound on the time of a round on this machine's CPU: only its matrix products and convolutions.
 
     python benchmarks/roofline.py
 
-Every layer with weights is timed at the shapes of a stacked step (15 clients, batches of 16, float32): forward, the
-gradient of its weights right into them, and the gradient of its input but for the first layer. A round is 190 steps.
-Left out is all else: gathering, activations, pooling, the loss, the method, and Python. What Python and autograd take
-at least is seen in rounds of the same network with next to nothing in it: pictures of 2×2, layers of two neurons.
+Every layer with weights is timed at the shapes of a stacked step (15 clients, batches of 16, float32): the forward
+pass, the gradient of the weights added to them in place, and, except for the first layer, the gradient of the input. A
+round is 190 steps. Gathering, activations, pooling, the loss, the method and Python are left out. The minimum time of
+Python and autograd is measured with an almost empty network: images of 2×2 pixels, layers of two neurons.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SHAPE = (1, 28, 28)
 
 
 def layers(model: nn.Module) -> list[tuple[nn.Module, tuple[int, ...], tuple[int, ...]]]:
-    """Layers with weights, with the shapes that go in and come out for one sample, in the order of the pass."""
+    """Layers with weights, and the shapes of their input and output for one sample, in the order of use."""
     seen: list[tuple[nn.Module, tuple[int, ...], tuple[int, ...]]] = []
 
     def note(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -47,7 +47,7 @@ def layers(model: nn.Module) -> list[tuple[nn.Module, tuple[int, ...], tuple[int
 
 
 def products(layer: Any, into: tuple[int, ...], out: tuple[int, ...], first: bool) -> list[Callable[[], Any]]:
-    """What a step computes of a layer."""
+    """Return the products of a layer in a step."""
     clients = PER_ROUND
     if isinstance(layer, nn.Linear):
         weight, x = torch.randn(clients, *layer.weight.shape), torch.randn(clients, into[0], BATCH_SIZE)
@@ -77,7 +77,7 @@ def products(layer: Any, into: tuple[int, ...], out: tuple[int, ...], first: boo
 
 
 def seconds(work: Callable[[], Any], repeats: int) -> float:
-    """The quickest of several timings: what the machine can do, not what others left of it."""
+    """Return the fastest of several timings, which other programs affect least."""
     times = []
     for _ in range(repeats):
         began = time.perf_counter()
@@ -87,14 +87,14 @@ def seconds(work: Callable[[], Any], repeats: int) -> float:
 
 
 def bare_round(method: str) -> float:
-    """Seconds that one thread computes in a round of an MLP that has next to nothing to compute."""
+    """Return the CPU seconds of a round with an almost empty MLP and one thread."""
     load = Workload("bare", {"name": "mlp", "hidden": [2, 2]}, (1, 2, 2), 60_000, EQUAL)
     federation = Federation.build(dataset(load), load.partition, CLIENTS, 0)
     engine = OurEngine("stacked", load, federation, method, torch.device("cpu"), "float32", threads=1)
     times = []
     for _ in range(6):
         began = time.process_time()
-        engine.play()
+        engine.run_round()
         times.append(time.process_time() - began)
     return min(times)
 
@@ -104,8 +104,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--repeats", type=int, default=200)
     given = parser.parse_args()
-    table = Table(title="the products of a round alone, quickest of all timings", title_justify="left")
-    for heading in ("", "threads", "GFLOP a step", "GFLOP/s", "least seconds a round"):
+    table = Table(title="only the products of a round, fastest of all timings", title_justify="left")
+    for heading in ("", "threads", "GFLOP per step", "GFLOP/s", "least seconds per round"):
         table.add_column(heading, justify="left" if not heading else "right")
     for name in ("mlp", "lenet5"):
         for threads in sorted({1, os.cpu_count() or 1}):
@@ -113,7 +113,7 @@ def main() -> None:
             flops = total = 0.0
             for place, (layer, into, out) in enumerate(layers(build_model({"name": name}, SHAPE, 10, 0))):
                 works = products(layer, into, out, first=place == 0)
-                places = int(np.prod(out[1:]))  # a weight is used once for each place of the output
+                places = int(np.prod(out[1:]))  # a weight is used once for each position of the output
                 flops += 2 * layer.weight.numel() * places * PER_ROUND * BATCH_SIZE * len(works)  # type: ignore[union-attr, operator]
                 total += sum(seconds(work, given.repeats) for work in works)
             rate, least = flops / total / 1e9, STEPS * total
@@ -121,7 +121,7 @@ def main() -> None:
     console = Console()
     console.print(table)
     for method in ("fedavg", "fedsat"):
-        console.print(f"a round of {method} with next to nothing to compute: {bare_round(method):.3f} s")
+        console.print(f"a round of {method} with an almost empty network: {bare_round(method):.3f} s")
 
 
 if __name__ == "__main__":

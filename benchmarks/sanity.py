@@ -1,12 +1,12 @@
-"""All methods side by side on MNIST: a table that shows at a glance whether a baseline is broken.
+"""A comparison of all methods on MNIST, which shows whether a baseline is broken.
 
     fedsat data get mnist
     python benchmarks/sanity.py
 
-Protocol of the paper with few rounds: MLP, 100 clients, 15 a round, 5 epochs, batches of 16, η = 0.01; every method
-with its default options, and two once more with a setting of their own, which the row names. Runs go to runs/sanity;
-those already finished are not run again, so the command can be stopped and started at will. Written are
-results/sanity.csv, a row for each run and reported model, and results/sanity.md, the means over the seeds.
+It uses the paper's protocol with few rounds: MLP, 100 clients, 15 per round, 5 epochs, batches of 16, η = 0.01. Every
+method has its default options, and two methods have an additional row with another setting. Runs are stored in
+runs/sanity and not repeated, so the command can be interrupted. It writes results/sanity.csv, with a row for each run
+and reported model, and results/sanity.md, with the means over seeds.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "moon, μ=0.1": {"algorithm": {"name": "moon", "mu": 0.1}},
     "fedlada, η=0.001": {"algorithm": "fedlada", "lr": 0.001},
 }
-"""Rows beside the defaults, where one setting explains what the default's row shows (docs/concepts/methods.md)."""
+"""Additional rows with a setting that explains the result of the defaults (docs/concepts/methods.md)."""
 MEASURES = {
     "last ten": "mean accuracy of the last ten rounds",
     "last": "accuracy of the last round",
     "best": "accuracy of the best round, which is chosen on test data",
-    "worst class": "recall of the worst class, mean of the last ten rounds",
-    "lowest client": "lowest client accuracy, mean of the last ten rounds",
+    "worst-class recall": "mean of the last ten rounds",
+    "worst-client accuracy": "mean of the last ten rounds",
     "seconds": "of the run",
 }
 Row = dict[str, Any]
 
 
 def main() -> None:
-    """Carry out the runs that are missing and write both tables."""
+    """Train the missing runs and write both tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--dataset", default="mnist")
     parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--seeds", type=int, default=2, help="how many, from 0 on")
+    parser.add_argument("--seeds", type=int, default=2, help="number of seeds, starting at 0")
     parser.add_argument("--methods", nargs="+", default=[*algorithms, *VARIANTS], help="rows of the table")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--runs", type=Path, default=Path("runs/sanity"))
@@ -83,7 +83,7 @@ def main() -> None:
 
 
 def finished(config: fedsat.Config, folder: Path) -> dict[str, Any]:
-    """The summary of a run: the one that lies there if it was completed with the same settings, else a new one."""
+    """Return the summary of a run: the stored one if it was completed with the same settings, otherwise a new one."""
     try:
         summary: dict[str, Any] = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
         if summary["status"] == "completed" and (folder / CONFIG).read_text(encoding="utf-8") == config.to_toml():
@@ -96,7 +96,7 @@ def finished(config: fedsat.Config, folder: Path) -> dict[str, Any]:
 
 
 def rows_of(summary: dict[str, Any], method: str, split: str, seed: int) -> list[Row]:
-    """The run's numbers, a row for the global model and one for every other model that the method reports."""
+    """Return a row for the global model and one for every other model that the method reports."""
     models = {method: summary} | {f"{method}, {name}": numbers for name, numbers in summary.get("models", {}).items()}
     return [
         {
@@ -106,8 +106,8 @@ def rows_of(summary: dict[str, Any], method: str, split: str, seed: int) -> list
             "last ten": numbers["last_ten"]["accuracy"],
             "last": numbers["accuracy"],
             "best": numbers["best"]["accuracy"],
-            "worst class": numbers["last_ten"]["worst_recall"],
-            "lowest client": numbers["last_ten"]["lowest_client"],
+            "worst-class recall": numbers["last_ten"]["worst_class_recall"],
+            "worst-client accuracy": numbers["last_ten"]["worst_client_accuracy"],
             "seconds": summary["seconds"],
         }
         for name, numbers in models.items()
@@ -115,7 +115,7 @@ def rows_of(summary: dict[str, Any], method: str, split: str, seed: int) -> list
 
 
 def write_csv(rows: list[Row], path: Path) -> None:
-    """Every row as it is, shares between 0 and 1."""
+    """Write all rows, with shares between 0 and 1."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
@@ -123,7 +123,7 @@ def write_csv(rows: list[Row], path: Path) -> None:
 
 
 def markdown(rows: list[Row], title: str) -> str:
-    """A table for each split, means over seeds in per cent, the best of each column in bold, and who leads."""
+    """Return a table for each split: means over seeds in per cent, with the best of each column in bold."""
     lines = [f"# {title}", "", *(f"- {name}: {meaning}" for name, meaning in MEASURES.items()), ""]
     for split in dict.fromkeys(row["split"] for row in rows):
         methods = list(dict.fromkeys(row["method"] for row in rows if row["split"] == split))

@@ -1,8 +1,8 @@
-"""Memory and set-up time as federations grow. What many rounds do is measured by long.py.
+"""Memory and set-up time of growing federations. long.py measures many rounds.
 
     python benchmarks/scale.py            (about five minutes; needs `fedsat data get mnist`)
 
-Each case runs in a process of its own, which reports its peak memory.
+Each case runs in its own process, which reports its peak memory.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def peak_megabytes() -> float:
-    """The most memory that this process held."""
+    """Return the peak memory of this process."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def play(case: dict[str, Any]) -> dict[str, Any]:
-    """Carry out one case and say what it took."""
+def run_case(case: dict[str, Any]) -> dict[str, Any]:
+    """Run one case and return its time and memory."""
     import fedsat  # noqa: PLC0415 (each case imports in its own process)
 
     settings = {"partition": "iid", "per_round": 100, "workers": 5, "epochs": 1, "evaluate_every": 50, **case}
@@ -44,11 +44,11 @@ def play(case: dict[str, Any]) -> dict[str, Any]:
     setup = time.perf_counter() - began
     fedsat.train(run)
     seconds = sum(sum(record.seconds.values()) for record in run.records) / len(run.records)
-    return {"set-up s": setup, "s a round": seconds, "peak MB": peak_megabytes()}
+    return {"set-up s": setup, "s per round": seconds, "peak MB": peak_megabytes()}
 
 
 def many_samples(count: int) -> Path:
-    """A folder of noise with as many samples as asked for, made once."""
+    """Return a folder of noise with the given number of samples, which is created once."""
     folder = Path("runs/scale-data")
     if not (folder / "labels.npy").exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -61,12 +61,12 @@ def many_samples(count: int) -> Path:
 
 
 def main() -> None:
-    """Run every case in a process of its own and print what it took."""
+    """Run every case in its own process and print its time and memory."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--case", help="run one case here and print its numbers as JSON")
     given = parser.parse_args()
     if given.case:
-        print(json.dumps(play(CASES[given.case])))
+        print(json.dumps(run_case(CASES[given.case])))
         return
     for name in CASES:
         done = subprocess.run([sys.executable, __file__, "--case", name], capture_output=True, text=True, check=True)

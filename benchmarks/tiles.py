@@ -1,9 +1,9 @@
-"""Which tiles suit the Triton kernels: microseconds of every layer of ResNet-8, forward and back, tile by tile.
+"""Times the tiles of the Triton kernels: microseconds of every layer of ResNet-8, forward and backward, tile by tile.
 
     python benchmarks/tiles.py --clients 15 3
 
-Needs a CUDA GPU. Tiles are compiled first, several at a time, then timed one after another. For each kernel and shape
-the present choice is printed first, then the fastest ones; "norm back" is forward and back together.
+Needs a CUDA GPU. Tiles are compiled first, several at a time, and then timed one after another. For each kernel and
+shape, the current choice is printed first, then the fastest ones; "norm back" is forward and backward together.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from fedsat.engine.kernels.triton_conv import Tile
 BATCH = 16
 LAYERS = [(3, 64, 3, 1, 32), (64, 64, 3, 1, 32), (64, 128, 3, 2, 32), (128, 128, 3, 1, 16), (64, 128, 1, 2, 32),
           (128, 256, 3, 2, 16), (256, 256, 3, 1, 8), (128, 256, 1, 2, 16)]  # fmt: skip
-"""Inputs, outputs, kernel, stride and side of ResNet-8's convolutions."""
+"""Inputs, outputs, kernel, stride and image size of ResNet-8's convolutions."""
 NORMS = [(64, 32), (128, 16), (256, 8)]
-"""Channels and side of its normalisations."""
+"""Channels and image size of its normalisations."""
 TILES = [
     Tile(*sizes, *how)
     for sizes, how in itertools.product(
@@ -48,7 +48,7 @@ class Case:
     clients: int
 
     def variants(self) -> list[Any]:
-        """What is tried: None is the present choice."""
+        """Return the variants to try; None is the current choice."""
         if self.kernel in ("norm", "norm back"):
             return [None, *itertools.product((2048, 4096, 8192, 16384), (4, 8, 16), (528, 1056))]
         inputs, outputs = self.shape[:2]
@@ -61,7 +61,7 @@ class Case:
         return tile.columns <= columns and tile.depth <= max(depth, 32)
 
     def calls(self) -> Iterator[tuple[Any, Callable[[], Any]]]:
-        """Every variant with the call to be timed."""
+        """Yield every variant with the call to time."""
         make = self._norm() if self.kernel.startswith("norm") else self._convolution()
         for variant in self.variants():
             yield variant, make(variant)
@@ -116,7 +116,7 @@ def _images(channels: int, side: int) -> Tensor:
 
 
 def cases(clients: list[int]) -> list[Case]:
-    """Everything that is timed; the gradient of the pictures themselves is never needed."""
+    """Return everything that is timed; the gradient of the images themselves is never needed."""
     kernels = itertools.product(("forward", "back", "weights"), LAYERS)
     found = [(kernel, shape) for kernel, shape in kernels if kernel != "back" or shape[0] > 3]
     found += itertools.product(("norm", "norm back"), NORMS)
@@ -124,7 +124,7 @@ def cases(clients: list[int]) -> list[Case]:
 
 
 def compile_all(case: Case) -> None:
-    """Run every variant once, so that the timing finds it compiled."""
+    """Run every variant once, so that it is compiled before it is timed."""
     for _, call in case.calls():
         try:
             call()
@@ -133,11 +133,11 @@ def compile_all(case: Case) -> None:
 
 
 def main() -> None:
-    """Compile, time, print."""
+    """Compile, time and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--clients", type=int, nargs="+", default=[15])
-    parser.add_argument("--jobs", type=int, default=14, help="processes that compile")
-    parser.add_argument("--best", type=int, default=4, help="how many of the fastest are shown")
+    parser.add_argument("--jobs", type=int, default=14, help="number of processes that compile")
+    parser.add_argument("--best", type=int, default=4, help="number of fastest variants to show")
     asked = parser.parse_args()
     todo = cases(asked.clients)
     with ProcessPoolExecutor(asked.jobs, mp_context=get_context("spawn")) as pool:

@@ -1,4 +1,4 @@
-"""How a peer is told to play a round and says how long it took: lines on stdin and stdout among the peer's own."""
+"""The protocol by which a peer is asked to run a round and reports its time: marked lines on stdin and stdout."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Turns:
     """The peer's side."""
 
     def __init__(self, name: str) -> None:
-        """`name` says what plays, with its version; printed when the peer is ready."""
+        """Report that the peer is ready; `name` is its name and version."""
         self._began = self._seconds = 0.0
         print(MARK, name, flush=True)
 
@@ -23,9 +23,9 @@ class Turns:
         self._began = time.perf_counter()
 
     def done(self) -> None:
-        """The round is over."""
+        """Stop the time of the round."""
         self._seconds = time.perf_counter() - self._began
 
     def report(self, test_loss: float) -> None:
-        """Say how long the round took, and what it led to."""
+        """Report the time of the round and the test loss."""
         print(MARK, self._seconds, test_loss, flush=True)

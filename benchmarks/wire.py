@@ -1,9 +1,9 @@
-"""What crosses the wire in a round of real nodes, for each method and model: the table in docs/howto/flower.md.
+"""Bytes sent in a round with real nodes, for each method and model: the table in docs/measurements/flower.md.
 
     python benchmarks/wire.py                 (or: python benchmarks/wire.py resnet18)
 
-Bytes are those of the messages' contents as they are sent, counted while a round is played by nodes in this process:
-4 clients called of 6, each model evaluated by the client and two workers.
+Counts the bytes of the messages' contents in a round with nodes in this process: 4 of 6 clients are sampled, and each
+model is evaluated by the client and two workers.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from fedsat.flower.in_process import InProcessNodes
 from fedsat.flower.server import prepare
 from fedsat.flower.terms import Terms
 
-CLIENTS, CALLED, WORKERS = 6, 4, 3
+CLIENTS, SAMPLED, WORKERS = 6, 4, 3
 MODELS = {"mlp": (1, 28, 28), "lenet5": (1, 28, 28), "resnet8": (3, 32, 32), "resnet18": (3, 32, 32)}
-"""Each model with the images it is made for."""
+"""Each model with the shape of its images."""
 CLASSES = 10
 
 
 def main() -> None:
-    """Print a table of bytes per called client for all methods, and the workers' and the evaluation's part."""
+    """Print a table of bytes per sampled client for all methods, and the bytes of workers and evaluation."""
     models = sys.argv[1:] or ["mlp", "lenet5", "resnet8"]
     with tempfile.TemporaryDirectory() as folder:
         for name in models:
@@ -36,17 +36,17 @@ def main() -> None:
         print("| method | " + " | ".join(f"{name} down / up" for name in models) + " |")
         print("|---|" + "---|" * len(models))
         for method in algorithms:
-            cells = [per_client(play(Path(folder) / name, name, method)) for name in models]
+            cells = [per_client(second_round(Path(folder) / name, name, method)) for name in models]
             print(f"| `{method}` | " + " | ".join(cells) + " |", flush=True)
         print()
         for name in models:
-            line = play(Path(folder) / name, name, "fedsat")
+            line = second_round(Path(folder) / name, name, "fedsat")
             print(f"{name}: workers {line['bytes_workers']:,} bytes, evaluation {line['bytes_evaluate']:,} bytes")
 
 
-def play(folder: Path, model: str, method: str) -> dict[str, Any]:
-    """The record of the second round: all messages that there are have been sent once by then."""
-    settings = {"clients": CLIENTS, "per_round": CALLED, "workers": WORKERS, "rounds": 2, "epochs": 1, "batch_size": 4}
+def second_round(folder: Path, model: str, method: str) -> dict[str, Any]:
+    """Return the record of the second round, which contains messages of every kind."""
+    settings = {"clients": CLIENTS, "per_round": SAMPLED, "workers": WORKERS, "rounds": 2, "epochs": 1, "batch_size": 4}
     config = fedsat.configure(dataset=str(folder), partition="iid", model=model, algorithm=method, lr=1e-4, **settings)
     nodes = [{"dataset": str(folder), "partition-id": client} for client in range(CLIENTS)]
     run = prepare(InProcessNodes(*nodes), config, Terms())
@@ -55,17 +55,17 @@ def play(folder: Path, model: str, method: str) -> dict[str, Any]:
 
 
 def per_client(line: dict[str, Any]) -> str:
-    """Bytes of one called client as a table's cell; what workers fetch, all but all of their part, is left out."""
-    return f"{size((line['bytes_down'] - line['bytes_workers']) / CALLED)} / {size(line['bytes_up'] / CALLED)}"
+    """Return the bytes of one sampled client for a table's cell, without what workers download."""
+    return f"{size((line['bytes_down'] - line['bytes_workers']) / SAMPLED)} / {size(line['bytes_up'] / SAMPLED)}"
 
 
 def size(count: float) -> str:
-    """Bytes in words."""
+    """Format a number of bytes."""
     return f"{count / 1e6:.2f} MB" if count >= 1e6 else f"{count / 1e3:.0f} kB"
 
 
 def write_images(folder: Path, shape: tuple[int, ...]) -> None:
-    """A few noisy images of each class."""
+    """Return a few noisy images of each class."""
     folder.mkdir()
     draw = np.random.default_rng(0)
     for prefix in ("", "test_"):

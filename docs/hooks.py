@@ -1,9 +1,9 @@
-"""MkDocs hook: builds the pages that come from code, so that they cannot disagree with it.
+"""MkDocs hook: builds the pages that are generated from code, so that they always agree with it.
 
 reference/configuration.md    from the options of `fedsat.experiment.config.Config` and of every registered part
 reference/cli.md              from the typer app
 reference/api.md              from `fedsat.__all__`
-tutorial.md                   from tutorial.ipynb, with the outputs that it holds
+tutorial.md                   from tutorial.ipynb, with its stored outputs
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def generated_files() -> dict[str, str | bytes]:
 
 
 def configuration_page() -> str:
-    """Every setting of a run with its type, default and meaning."""
+    """Return the page of every setting of a run with its type, default and meaning."""
     from fedsat.algorithms import (  # noqa: PLC0415
         Algorithm,
         aggregators,
@@ -114,7 +114,7 @@ def configuration_page() -> str:
 
 
 def option_table(options: Mapping[str, Any]) -> list[str]:
-    """Options as the rows of a table."""
+    """Return a table of options."""
     rows = [
         f"| `{name}` | {values(field)} | {default(field)} | {plain(field.option.help)} |"
         for name, field in options.items()
@@ -123,7 +123,7 @@ def option_table(options: Mapping[str, Any]) -> list[str]:
 
 
 def values(field: Any) -> str:
-    """The values that an option takes, in words."""
+    """Describe the values that an option accepts."""
     kind, option = field.type, field.option
     if option.among is not None:
         return f"a name ([{option.among.kind}s](#{anchor(option.among.kind)}))"
@@ -154,7 +154,7 @@ def anchor(kind: str) -> str:
 
 
 def default(field: Any) -> str:
-    """An option's default, as a configuration file has it."""
+    """Return an option's default, as written in a configuration file."""
     value = field.default
     if field.required:
         return "required"
@@ -168,7 +168,7 @@ def default(field: Any) -> str:
 
 
 def plain(text: str) -> str:
-    """Text for a table's cell: nothing in it is Markdown."""
+    """Escape text for a table's cell, so that nothing in it is Markdown."""
     return re.sub(r"([|*_<>\[\]])", r"\\\1", text)
 
 
@@ -176,7 +176,7 @@ def plain(text: str) -> str:
 
 
 def command_line_page() -> str:
-    """Every command with its arguments and options, read from the app."""
+    """Return the page of every command with its arguments and options, read from the app."""
     import typer.main  # noqa: PLC0415
 
     from fedsat.cli.main import app  # noqa: PLC0415
@@ -195,7 +195,7 @@ def command_line_page() -> str:
 
 
 def commands(path: str, command: Any) -> Iterator[tuple[str, Any]]:
-    """A command and all below it, each with the words that call it."""
+    """Return a command and all its subcommands, each with its full name."""
     yield path, command
     for name, below in getattr(command, "commands", {}).items():
         yield from commands(f"{path} {name}", below)
@@ -244,7 +244,7 @@ def api_page() -> str:
         part = getattr(fedsat, name)
         home = getattr(part, "__module__", "")
         if home.startswith(("fedsat.algorithms", "fedsat.data", "fedsat.metrics")):
-            continue  # on a page of its own
+            continue  # has its own page
         if isinstance(part, type):
             sections["Errors" if issubclass(part, Exception) else "Classes"].append(name)
         elif callable(part):

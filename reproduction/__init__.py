@@ -1,4 +1,4 @@
-"""The paper's tables and figures as experiments, with the numbers it prints."""
+"""The paper's tables and figures as experiments, with the printed numbers."""
 
 from reproduction.studies import SCALES, STUDIES, Cell, Study, find
 

@@ -33,7 +33,10 @@ from reproduction.studies import ROUNDS, Cell, cells, configure, select
 from reproduction.variants import best_variants, tuned_text
 from reproduction.verdict import Entry, compare, verdict_lines
 
-app = typer.Typer(help="The paper's tables and figures: run them, and see ours beside its.", rich_markup_mode=None)
+app = typer.Typer(
+    help="The paper's tables and figures: run them, and compare the results with the printed numbers.",
+    rich_markup_mode=None,
+)
 
 Name = Annotated[
     str, typer.Argument(help="a table or figure, as listed by python -m reproduction list", show_default=False)
@@ -41,19 +44,19 @@ Name = Annotated[
 Results = Annotated[Path, typer.Option("--results", help="folder of the results files")]
 Only = Annotated[
     str | None,
-    typer.Option(help="cells to take, such as dataset=mnist,model=lenet5,method=fedavg,fedsat", show_default=False),
+    typer.Option(help="cells to select, such as dataset=mnist,model=lenet5,method=fedavg,fedsat", show_default=False),
 ]
 RESULTS, OUT = Path("results"), Path("runs/paper")
 TUNED = Path(str(files("reproduction") / "tuned.toml"))
 CHECKPOINTS = (1, 10, 20, 50, 100, 200, 400)
-"""The rounds at which curves are told in a table."""
+"""The rounds at which tables show curves."""
 
 
 @app.command("list")
 def list_studies() -> None:
     """List the tables and figures, their cells and numbers."""
     table = Table(box=box.SIMPLE_HEAD)
-    for heading in ("", "what it shows", "runs", "numbers", "columns to choose by"):
+    for heading in ("", "what it shows", "runs", "numbers", "columns to select by"):
         table.add_column(heading, no_wrap=heading == "", overflow="fold")
     for study in STUDIES.values():
         own = cells(study)
@@ -75,7 +78,9 @@ def run(
     seeds: Annotated[int, typer.Option(help="runs of each cell, with this seed and the next ones", min=1)] = 1,
     seed: Annotated[
         int | None,
-        typer.Option(help="the first seed [0; for tuning one that no table uses]", min=0, show_default=False),
+        typer.Option(
+            help="the first seed [0; for tuning and choice, one that no table uses]", min=0, show_default=False
+        ),
     ] = None,
     also: Annotated[
         str | None, typer.Option(help="methods that the paper does not have, such as fedsat:paper", show_default=False)
@@ -90,7 +95,7 @@ def run(
         Path | None, typer.Option(help="folder of the results files [results; OUT for smoke]", show_default=False)
     ] = None,
 ) -> None:
-    """Run the cells of a table or figure that are not done yet, and keep what they come to as a small file."""
+    """Run the cells of a table or figure that have no results yet, and store the results in a small file."""
     console, study = Console(), find(name)
     if scale not in SCALES:
         raise unknown("scale", scale, SCALES)
@@ -113,7 +118,7 @@ def run(
         shown_in.setdefault(identity(config.table()), []).append(cell)
 
     def keep(done: Sequence[StoredRun]) -> None:
-        """Write runs down as soon as they are done: whatever ends this process later, their results stay."""
+        """Store the results of runs as soon as they are complete, so that they are kept if the process ends early."""
         shown = ((cell, run) for run in done for cell in shown_in[identity(run.table)])
         add_results(path, [line for cell, run in shown for line in results_of(cell, extra, scale, run)])
 
@@ -128,7 +133,7 @@ def show(
     scale: Annotated[str | None, typer.Option(help="[the largest that has results]", show_default=False)] = None,
     results: Results = RESULTS,
 ) -> None:
-    """Show our results beside the paper's, cell by cell, and what they come to."""
+    """Show our results next to the paper's, cell by cell, with a summary."""
     console, study = Console(), find(name)
     kept, used = _read(study, scale, results)
     entries = compare(study, kept, unrun=True)
@@ -142,20 +147,22 @@ def show(
     if study.name in TABLES:
         say(console, coverage_of_tables(read_all(results)))
     if used == "smoke":
-        say(console, "smoke is on other data with small networks: nothing here can be compared with the paper")
+        say(console, "smoke uses other data and small networks: these results cannot be compared with the paper")
 
 
 @app.command("tune")
 def tune(
     results: Results = RESULTS,
-    out: Annotated[Path, typer.Option(help="the file of choices")] = TUNED,
+    out: Annotated[Path, typer.Option(help="the file for the chosen options")] = TUNED,
 ) -> None:
-    """Choose each baseline's options from the kept results of `python -m reproduction run tuning`."""
+    """Choose each baseline's options from the results of `python -m reproduction run tuning`."""
     study = find("tuning")
     chosen = best_variants(_read(study, study.scale, results)[0])
     with speaking_of(out):
         former = tomllib.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
-        write_whole(out, tuned_text({**former, **chosen}).encode())  # of a dataset without results the former stay
+        write_whole(
+            out, tuned_text({**former, **chosen}).encode()
+        )  # keep the previous options of datasets without results
     for dataset, methods in chosen.items():
         for method, options in methods.items():
             words = ", ".join(f"{key}={value}" for key, value in options.items())
@@ -169,7 +176,7 @@ def write(
     out: Annotated[Path, typer.Option(help="the page")] = Path("docs/reproduction/results.md"),
     figure: Annotated[Path, typer.Option(help="its figure of ranks")] = Path("docs/assets/ranks.svg"),
 ) -> None:
-    """Write the page about all kept results, and its figure."""
+    """Write the page of all results, and its figure."""
     say(Console(), f"page: {write_document(results, out, figure)}")
 
 
@@ -177,7 +184,7 @@ def write(
 def study(
     results: Results = RESULTS,
     page: Annotated[
-        Path | None, typer.Option(help="a page to put the tables into, between their marks", show_default=False)
+        Path | None, typer.Option(help="a page to write the tables to, between their marks", show_default=False)
     ] = None,
 ) -> None:
     """Print what each part and option of FedSat is worth, from the results of choice and defaults."""
@@ -190,8 +197,11 @@ def study(
 
 
 def _choice(only: str | None) -> dict[str, list[str]]:
-    """The columns and values of `dataset=mnist,method=fedavg,fedsat`: a word without = is one more value, and so is a
-    variant such as `fedsat gamma=1.0`, since no column has a space in its name."""
+    """Return the columns and values of `dataset=mnist,method=fedavg,fedsat`.
+
+    A word without = is a further value. So is a variant such as `fedsat gamma=1.0`, because the names of columns
+    contain no spaces.
+    """
     choice: dict[str, list[str]] = {}
     for word in (only or "").split(","):
         key, equals, value = word.partition("=")
@@ -205,19 +215,19 @@ def _choice(only: str | None) -> dict[str, list[str]]:
 
 
 def _is_kept(cell: Cell, config: Config, extra: str, kept: Mapping[tuple[Key, int], str]) -> bool:
-    """Whether a run's results are among `kept`, and of the same experiment: with other defaults it is another."""
+    """Whether `kept` has the results of the same experiment; with different defaults, it is a different experiment."""
     wanted = identity(config.table(), without=("seed",))
     return kept.get(((cell.contender, cell.where, extra), config.seed)) == wanted
 
 
 def _changes(config: Config, settings: Sequence[tuple[str, Any]]) -> str:
-    """Settings that were changed against the paper's protocol, in full and in one order however they were given."""
+    """Return the settings that differ from the paper's protocol, with full names and in a fixed order."""
     full = {full_name(config.table(), key): value for key, value in settings}
     return ", ".join(f"{key}={value}" for key, value in sorted(full.items()) if key not in ONLY_HOW)
 
 
 def _run_name(study: Study, cell: Cell, config: Config) -> str:
-    """A run's folder: readable, and unique enough; the configuration inside is what counts."""
+    """Return a readable name for a run's folder. It need not be unique: runs are identified by their configuration."""
     table = config.table()
     part, model = table["partition"], table["model"]
     who = cell.contender if study.contender in ("method", "variant") else f"{config.method}-{cell.contender}"
@@ -226,7 +236,7 @@ def _run_name(study: Study, cell: Cell, config: Config) -> str:
 
 
 def _read(study: Study, scale: str | None, folder: Path) -> tuple[list[Result], str]:
-    """The results of a study, and their scale."""
+    """Return the results of a study, and their scale."""
     if scale is not None and scale not in SCALES:
         raise unknown("scale", scale, SCALES)
     for used in [scale] if scale else list(reversed(SCALES)):
@@ -240,14 +250,14 @@ def _read(study: Study, scale: str | None, folder: Path) -> tuple[list[Result], 
         command += ["--seed", str(study.seed)]
     if folder != RESULTS:
         command += ["--results", str(folder)]
-    raise UsageError(f"{folder} has no results of {study.name} yet; make them with: {shlex.join(command)}")
+    raise UsageError(f"{folder} has no results of {study.name} yet; run: {shlex.join(command)}")
 
 
 def _table(title: str, entries: list[Entry]) -> Table:
-    # Little air, so that it fits into 80 columns.
+    # Narrow padding, so that the table fits into 80 columns.
     table = Table(title=Text(title), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     table.add_column("", min_width=12)
-    for heading in ("paper", "ours, best\nround", "difference\nto paper", "ours, mean\nof last ten", "last", "seeds"):
+    for heading in ("paper", "ours, best\nround", "difference\nfrom paper", "ours, mean\nof last ten", "last", "seeds"):
         table.add_column(heading, justify="right", no_wrap=True)
     for entry in entries:
         table.add_row(

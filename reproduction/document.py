@@ -1,4 +1,4 @@
-"""`docs/reproduction/results.md` from the kept results: every number in it comes from a file."""
+"""Generates `docs/reproduction/results.md` from the result files."""
 
 from __future__ import annotations
 
@@ -30,17 +30,18 @@ from reproduction.verdict import Entry, compare, verdict_lines
 
 HEAD = """# Results
 
-Generated from `results/*.csv` by `python -m reproduction write`; no number in the tables is typed by hand.
+This page is generated from `results/*.csv` by `python -m reproduction write`.
 
-Accuracy in per cent on the full test set, mean ± deviation over seeds where there are several. *Paper* is the printed
-number, which is that of the best round; *best* is ours in the best round, chosen on test data as the paper's is;
-*difference* is ours minus the paper's. *Last ten* is the mean of the last ten rounds, which selects nothing.
+The tables show accuracy in per cent on the full test set, as mean ± standard deviation if there are several seeds.
+*Paper* is the printed number, which is that of the best round. *Best* is ours in the best round, chosen on test data as
+in the paper, and *difference* is our best minus the paper's. *Last ten* is the mean of the last ten rounds, which
+selects nothing.
 """
 
 GLANCE = """## At a glance
 
 FedSat with its current defaults against the best of the other methods, in every setting in which at least two others
-were run: mean of the last ten rounds over the seeds that all methods of a line have. The margin is FedSat minus the
+were run: means of the last ten rounds over the seeds that all methods of a line have. The margin is FedSat minus the
 best other; losses are in bold; n is the number of classes per client. Runs on CIFAR have `precision=bf16`. Runs with
 other options, or with uneven sizes of LSMC clients, are further down.
 """
@@ -61,21 +62,21 @@ fixed seed). With few settings it is coarse.
 
 ALL = """## All methods
 
-Mean of the last ten rounds over the seeds that all methods of a line have; a dash where nothing was run.
+Means of the last ten rounds over the seeds that all methods of a line have; a dash means that there is no run.
 """
 
-REMARKS = "notes.md"
-"""What a person says to the results, beside them."""
+NOTES = "notes.md"
+"""Hand-written notes in the folder of the results, which are placed at the top of the page."""
 
 
 def write_document(folder: Path, path: Path, figure: Path) -> Path:
-    """Write the page about all results in `folder`, and its figure."""
+    """Write the page of all results in `folder`, and its figure; smoke runs are left out."""
     kept = read_all(folder)
     if not kept:
-        raise UsageError(f"{folder} holds no results; python -m reproduction run makes them")
+        raise UsageError(f"{folder} contains no results; create them with python -m reproduction run")
     settings = read_settings(kept)
     parts = [HEAD, *_glance(contests(settings), path, figure)]
-    notes = folder / REMARKS
+    notes = folder / NOTES
     if notes.is_file():
         with speaking_of(notes):
             parts.append(notes.read_text(encoding="utf-8"))
@@ -91,7 +92,7 @@ def write_document(folder: Path, path: Path, figure: Path) -> Path:
 
 
 def _glance(found: Sequence[Setting], path: Path, figure: Path) -> list[str]:
-    """Who leads and by how much; nothing where FedSat was not run."""
+    """Return the sections on who leads, and by how much; nothing if FedSat was not run."""
     if not found:
         return []
     parts = [GLANCE, *lead_table(found), "", *lead_lines(found), ""]
@@ -112,21 +113,21 @@ def _places(where: Sequence[Setting]) -> str:
 
 
 def _unrun(kept: Kept) -> str:
-    """How much of the paper's tables there is, and its numbers where nothing was run."""
+    """Return the section on how much of the paper's tables was run, with the paper's numbers for the rest."""
     lines = ["## Not run yet", "", f"{coverage_of_tables(kept)}.", ""]
     for name, absent in missing_in_tables(kept).items():
         if absent:
-            lines += [f"The paper's numbers in {name} of cells without a run:", "", *unrun_table(absent), ""]
+            lines += [f"The paper's numbers in {name} for cells without a run:", "", *unrun_table(absent), ""]
     return "\n".join(lines)
 
 
 def section(study: Study, scale: str, results: Sequence[Result]) -> str:
-    """One study at one scale: summary, tables, origin, and what is missing."""
+    """Return the section of one study at one scale: summary, tables, missing cells, and origin."""
     entries = compare(study, results)
     lines = [f"## {study.name}, {scale}: {study.title}", ""]
     lines += [f"- {line}" for line in verdict_lines(study, entries)]
     if scale == "short" and any(entry.printed is not None for entry in entries):
-        lines += ["- rounds are fewer than the paper's, whose numbers are higher for that alone"]
+        lines += ["- fewer rounds than in the paper; its numbers are higher for that reason alone"]
     for where in dict.fromkeys(entry.where for entry in entries):
         lines += ["", f"### {where or study.title}", "", *_table([entry for entry in entries if entry.where == where])]
     absent = missing(study, results)
@@ -150,7 +151,7 @@ def _table(entries: Sequence[Entry]) -> list[str]:
 
 
 def spread(values: Sequence[float]) -> str:
-    """Mean, and deviation over seeds where there are several; a dash for nothing."""
+    """Return the mean, and the standard deviation if there are several seeds; a dash if there are no values."""
     if not values:
         return "–"
     noise = f" ± {np.std(values, ddof=1):.2f}" if len(values) > 1 else ""

@@ -11,7 +11,7 @@ from reproduction.overview import MEASURES, Setting
 from reproduction.statistics import NEMENYI, bootstrap_interval, critical_difference, friedman, ranks
 from reproduction.studies import METHODS
 
-NAMES = dict(zip(MEASURES, ("accuracy", "worst class", "lowest client"), strict=True))
+NAMES = dict(zip(MEASURES, ("accuracy", "worst class", "worst client"), strict=True))
 """The measures in few words."""
 CHAMPION = "fedsat"
 OTHERS = [method for method in METHODS if method != CHAMPION]

@@ -1,4 +1,4 @@
-"""All methods in all settings at a glance: one line for each setting of the paper's tables."""
+"""An overview of all methods in all settings: one line for each setting of the paper's tables."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from reproduction.studies import METHODS, STUDIES, Study, cells
 
 MEASURES = {
     "Accuracy": "accuracy_last_ten",
-    "Recall of the worst class": "worst_class_last_ten",
-    "Accuracy of the lowest client": "lowest_client_last_ten",
+    "Worst-class recall": "worst_class_last_ten",
+    "Worst-client accuracy": "lowest_client_last_ten",
 }
-"""What is told at a glance, and the column of the results that it is."""
+"""The measures of the overview, and their columns in the results."""
 
 
 BRIEF = {"classes_per_client=": "n=", "min_classes=": "n≥", "partition.sizes=skewed": "uneven sizes"}
@@ -69,15 +69,15 @@ class Setting:
         return {m: float(np.mean([self.runs[m][seed].number(column) for seed in seeds])) for m in methods}
 
     def differences(self, column: str, first: str, second: str) -> list[float]:
-        """The first method minus the second, seed by seed."""
+        """Return the first method minus the second, seed by seed."""
         one, two = self.runs[first], self.runs[second]
         return [one[seed].number(column) - two[seed].number(column) for seed in self.seeds([first, second])]
 
 
 def read_settings(kept: Kept) -> list[Setting]:
-    """The settings of all tables in the paper's order, long runs first: they answer another question than short ones.
+    """Return the settings of all tables in the paper's order, full runs first.
 
-    Runs of a method whose options were changed are no part of them.
+    Runs of methods whose options were changed are left out. Full and short runs are separate: they are not comparable.
     """
     return [
         setting
@@ -123,7 +123,7 @@ def overview(settings: Sequence[Setting], column: str) -> list[str]:
 
 
 def _line(where: str, numbers: Mapping[str, float], seeds: str) -> str:
-    """A line of the table, the best in bold."""
+    """Return a line of the table, with the best value in bold."""
     best = f"{max(numbers.values()):.2f}"
     words = [f"{numbers[method]:.2f}" if method in numbers else "–" for method in METHODS]
     return f"| {' | '.join([where, *(f'**{word}**' if word == best else word for word in words), seeds])} |"

@@ -1,4 +1,4 @@
-"""What runs of a study came to, kept as small files: one line for each run, with all that is needed to judge it."""
+"""Result files of studies: one line for each run, with numbers, settings and origin."""
 
 from __future__ import annotations
 
@@ -49,27 +49,27 @@ COLUMNS = (
 )
 NUMBERS = tuple(column for column in COLUMNS if column.startswith(("accuracy_", "worst_", "lowest_", "highest_")))
 POINTS = (1, 2, 5, 10, 20, 30, 40, 50, 75, 100, 150, 200, 250, 300, 350, 400)
-"""The rounds whose accuracy is kept, besides the last."""
+"""The rounds whose accuracy is stored, besides the last."""
 
 
 Key = tuple[str, str, str]
-"""A cell's contender, its setting, and settings that were changed against the paper's protocol."""
+"""A cell's contender, its setting, and the settings that differ from the paper's protocol."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """One run of a cell, as a line of a results file holds it. Numbers are per cent."""
+    """One run of a cell: a line of a results file. Numbers are in per cent."""
 
     line: dict[str, str]
 
     @property
     def key(self) -> Key:
-        """Which cell of its study this is."""
+        """The cell of the study."""
         return self.line["contender"], self.line["setting"], self.line["extra"]
 
     @property
     def experiment(self) -> str:
-        """What was run, whatever the seed: computed from the settings, so that options added since do not matter."""
+        """The experiment without the seed, computed from the settings, so that options added later do not matter."""
         table = {**json.loads(self.line["other_settings"]), "algorithm": json.loads(self.line["algorithm"])}
         return identity(table, without=("seed",))
 
@@ -79,12 +79,12 @@ class Result:
         return int(self.line["seed"])
 
     def number(self, column: str) -> float:
-        """A column's value."""
+        """Return a column's value."""
         return float(self.line[column])
 
     @property
     def recall(self) -> list[float]:
-        """Recall of each class, mean of the last ten rounds; NaN for one that the test set lacks."""
+        """Recall of each class, mean of the last ten rounds; NaN for a class that the test set lacks."""
         return [float(text) for text in self.line["recall_last_ten"].split()]
 
     @property
@@ -99,7 +99,7 @@ Kept = Mapping[tuple[str, str], Sequence[Result]]
 
 
 def results_of(cell: Cell, extra: str, scale: str, run: StoredRun) -> list[Result]:
-    """The line for a finished run, and one for every other model that its method reports."""
+    """Return the line of a finished run, and one for every other model that its method reports."""
     table, made = run.table, run.stored.get("made_with", {})
     others = {key: value for key, value in table.items() if key not in ("algorithm", "seed")}
     about = {
@@ -124,7 +124,7 @@ def results_of(cell: Cell, extra: str, scale: str, run: StoredRun) -> list[Resul
 
 
 def _without_places(command: str) -> str:
-    """A command less the folders of the machine that it was given on."""
+    """Return a command without the folders of the machine that ran it."""
     words, kept = iter(shlex.split(command)), list[str]()
     for word in words:
         option, equals, _ = word.partition("=")
@@ -136,7 +136,7 @@ def _without_places(command: str) -> str:
 
 
 def _numbers(summary: Mapping[str, Any], evaluated: Evaluated, rounds: int) -> dict[str, Any]:
-    """What one model came to."""
+    """Return the results of one model."""
     recalls = [metrics["recall"] for metrics in last_ten(evaluated, rounds)]
     recall = np.array(recalls, dtype=np.float64).mean(axis=0)
     kept = {*POINTS, evaluated[-1][0]}
@@ -159,12 +159,12 @@ def _percent(share: float) -> str:
 
 
 def results_file(folder: Path, study: Study, scale: str) -> Path:
-    """Where the results of a study at a scale are kept."""
+    """Return the path of the results of a study at a scale."""
     return folder / f"{study.name}-{scale}.csv"
 
 
 def read_results(path: Path) -> list[Result]:
-    """The results in a file; none if there is no file."""
+    """Return the results in a file; none if there is no file."""
     if not path.is_file():
         return []
     try:
@@ -175,10 +175,10 @@ def read_results(path: Path) -> list[Result]:
 
 
 def _checked(path: Path, number: int, line: Mapping[str, str]) -> Result:
-    """A line of a file as a result; read as a whole once, so that damage is told here and not hours later."""
+    """Parse a line of a file completely, so that damage is reported now and not after hours of training."""
     missing = [column for column in COLUMNS if line.get(column) is None]
     if missing:
-        raise UsageError(f"{path} line {number} has no {missing[0]}: it is not a file of results")
+        raise UsageError(f"{path} line {number} has no {missing[0]}; it is not a results file")
     result = Result({column: line[column] for column in COLUMNS})
     try:
         _ = result.seed, result.recall, result.curve, result.experiment, *map(result.number, NUMBERS)
@@ -198,12 +198,12 @@ def read_all(folder: Path) -> dict[tuple[str, str], list[Result]]:
 
 
 def add_results(path: Path, new: Iterable[Result]) -> list[Result]:
-    """Put results into a file; those of other cells and seeds stay, and of other processes that write to it.
+    """Add results to a file, which several processes may do at once. Results of other cells and seeds stay.
 
-    Without any it finds out whether the file could take them.
+    Without any results, this checks that the file can be written.
 
-    Seeds of a cell that ran with another configuration, for example with former defaults, give way: a mean over
-    both would be a mean of nothing.
+    If a cell has seeds with another configuration, for example with earlier defaults, they are removed: a mean over
+    both would be meaningless.
     """
     added = list(new)
     current = {result.key: result.experiment for result in added}
@@ -217,7 +217,7 @@ def add_results(path: Path, new: Iterable[Result]) -> list[Result]:
 
 
 def _row(result: Result) -> tuple[str, str, str, int]:
-    """Where a run stands in a file, whichever came to its end first."""
+    """Return the sort key of a run, so that the order of lines does not depend on which run ended first."""
     contender, setting, extra = result.key
     return setting, extra, contender, result.seed
 
@@ -232,7 +232,7 @@ def _text(results: Iterable[Result]) -> str:
 
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Keep other processes from changing a file of results between our reading and our writing it."""
+    """Lock a results file while it is read and written."""
     with ExitStack() as held:
         with speaking_of(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -241,7 +241,7 @@ def _alone(path: Path) -> Iterator[None]:
 
 
 def by_cell(results: Sequence[Result]) -> dict[Key, list[Result]]:
-    """Results of the same cell together, by seed."""
+    """Group results by cell, sorted by seed."""
     found: dict[Key, list[Result]] = {}
     for result in sorted(results, key=lambda result: result.seed):
         found.setdefault(result.key, []).append(result)
@@ -249,6 +249,6 @@ def by_cell(results: Sequence[Result]) -> dict[Key, list[Result]]:
 
 
 def made_with(results: Sequence[Result]) -> dict[str, list[Any]]:
-    """The seeds, versions, devices and commands behind results, each named once."""
+    """Return the distinct seeds, versions, devices and commands of results."""
     columns = ("seed", "rounds", "fedsat", "torch", "device", "command")
     return {column: sorted({result.line[column] for result in results} - {""}) for column in columns}

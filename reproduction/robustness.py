@@ -1,11 +1,11 @@
-"""Attack × defence: what malicious clients cost each way of aggregating, and how many of them are kept out.
+"""Attack × defence: how much accuracy malicious clients cost with each defence, and how many of them are left out.
 
     fedsat data get mnist
     python -m reproduction.robustness --jobs 8              # runs what results/robustness.csv does not have yet
     python -m reproduction.robustness --page                # only writes docs/measurements/robustness.md
 
-Every run is a row of the file, appended when it ends; the same command goes on where it was stopped, and shards
-(`--shard 0/4` … `--shard 3/4`) may append to one file at the same time. The most telling runs come first.
+Every run is a row of the file, appended when it ends. The same command continues where it was stopped, and shards
+(`--shard 0/4` … `--shard 3/4`) may append to one file at the same time. The most informative runs come first.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SPLITS: dict[str, dict[str, Any]] = {
     "LSMC n=4": {"name": "lsmc", "classes_per_client": 4},
 }
 ABSENT = "absent"
-"""No attack: the attackers' updates are all refused. What is lost then, a perfect filter would lose as well."""
+"""No attack: all updates of the attackers are refused. A perfect filter would lose as much accuracy."""
 ATTACKS = ["label-flip", "sign-flip", "scale", "noise", "free-rider", "lying-worker", ABSENT]
 DEFENCES = [
     "fedavg",
@@ -53,16 +53,16 @@ DEFENCES = [
     "fedsat:robust",
 ]
 BLIND = ("+median", "+trimmed-mean")
-"""Defences that work coordinate by coordinate: the weights of their clients say nothing about who was heard."""
+"""Defences that work coordinate by coordinate: the weights of clients do not show whose updates were used."""
 MARK = "<!-- tables, written by python -m reproduction.robustness --page -->"
 
 
 @dataclass(frozen=True)
 class Absent(FalseUpdate):
-    """Attackers send nothing that could be averaged."""
+    """Attackers send updates that are refused."""
 
     def instead(self, client_updates: Tree, draws: Sequence[np.random.Generator]) -> Tree:
-        """Not a number."""
+        """Return NaN."""
         del draws
         return tree_map(lambda tensor: torch.full_like(tensor, torch.nan), client_updates)
 
@@ -98,7 +98,7 @@ class Case:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What tells the case from others, as a row of the file has it."""
+        """The columns that identify the case in the file."""
         return tuple(str(value) for value in asdict(self).values())
 
 
@@ -116,7 +116,7 @@ Row = dict[str, Any]
 
 
 def main() -> None:
-    """Carry out the cases that are missing, then write the tables."""
+    """Run the cases that are missing, then write the tables."""
     given = arguments()
     if not given.page:
         cases = [case for case in wanted(given) if case.key not in done(given.results)]
@@ -127,20 +127,20 @@ def main() -> None:
 
 
 def arguments() -> argparse.Namespace:
-    """What the command line asks for."""
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--dataset", default="mnist")
     parser.add_argument("--model", default="lenet5")
     parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--seeds", type=int, default=3, help="how many, from 0 on")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds, starting at 0")
     parser.add_argument("--fractions", type=float, nargs="+", default=[0.2, 0.3, 0.1], help="shares of attackers")
     parser.add_argument("--splits", nargs="+", default=list(SPLITS), choices=SPLITS)
     parser.add_argument("--attacks", nargs="+", default=ATTACKS, choices=ATTACKS)
     parser.add_argument("--defences", nargs="+", default=DEFENCES)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
-    parser.add_argument("--shard", default="0/1", help="i/n: every n-th of the missing cases, from the i-th on")
-    parser.add_argument("--until", type=float, default=float("inf"), help="seconds after which no case is begun")
+    parser.add_argument("--shard", default="0/1", help="i/n: every n-th of the missing cases, starting at the i-th")
+    parser.add_argument("--until", type=float, default=float("inf"), help="seconds after which no new case is started")
     parser.add_argument("--results", type=Path, default=Path("results/robustness.csv"))
     parser.add_argument("--document", type=Path, default=Path("docs/measurements/robustness.md"))
     parser.add_argument("--page", action="store_true", help="only write the tables")
@@ -148,7 +148,7 @@ def arguments() -> argparse.Namespace:
 
 
 def wanted(given: argparse.Namespace) -> Iterator[Case]:
-    """All cases, the most telling first: seed by seed, the clean runs before the attacks."""
+    """Return all cases, the most informative first: seed by seed, the clean runs before the attacks."""
     for fraction, seed in itertools.product(given.fractions, range(given.seeds)):
         common = (given.dataset, given.model, given.rounds)
         pairs = list(itertools.product(given.splits, given.defences))
@@ -159,12 +159,12 @@ def wanted(given: argparse.Namespace) -> Iterator[Case]:
 
 
 def carry_out(cases: Sequence[Case], given: argparse.Namespace) -> None:
-    """Run the cases in processes of their own; a row is written as soon as its run has ended."""
+    """Run each case in its own process; a row is written as soon as its run has ended."""
     began, failures = time.perf_counter(), 0
     context = multiprocessing.get_context("spawn")  # a forked process could not use the GPU
     with ProcessPoolExecutor(given.jobs, mp_context=context) as pool:
         deadline = time.time() + given.until
-        futures = {pool.submit(play, case, given.device, deadline): case for case in cases}
+        futures = {pool.submit(run_case, case, given.device, deadline): case for case in cases}
         for number, future in enumerate(as_completed(futures), start=1):
             case = futures[future]
             try:
@@ -175,15 +175,15 @@ def carry_out(cases: Sequence[Case], given: argparse.Namespace) -> None:
                 continue
             if row is not None:
                 append(row, given.results)
-                told = row["status"] if row["accuracy"] == "" else f"{100 * row['accuracy']:.1f} %"
+                shown = row["status"] if row["accuracy"] == "" else f"{100 * row['accuracy']:.1f} %"
                 spent = time.perf_counter() - began
-                print(f"[{number}/{len(cases)}, {spent:.0f} s] {' '.join(case.key[3:])}: {told}", flush=True)
+                print(f"[{number}/{len(cases)}, {spent:.0f} s] {' '.join(case.key[3:])}: {shown}", flush=True)
     if failures:
-        sys.exit(f"{failures} of {len(cases)} cases could not be run; the same command tries them again")
+        sys.exit(f"{failures} of {len(cases)} cases failed; repeat the command to try them again")
 
 
-def play(case: Case, device: str, deadline: float) -> Row | None:
-    """One run, as a row; a training that diverges is a result. None if the time is over."""
+def run_case(case: Case, device: str, deadline: float) -> Row | None:
+    """Run a case and return its row; a training that diverges is a result. None if there is no time left."""
     if time.time() > deadline:
         return None
     torch.set_num_threads(1)
@@ -209,9 +209,9 @@ def play(case: Case, device: str, deadline: float) -> Row | None:
 
 
 def shares(records: Sequence[RoundRecord], attackers: set[int]) -> Row:
-    """The attackers' part of all weight, and how many updates of attackers and of others were left out.
+    """Return the attackers' share of the weight, and how many updates of attackers and of others were left out.
 
-    Left out is what was refused or given the weight 0; what the server never received does not count.
+    An update is left out if it is refused or gets weight 0. Updates that the server never received do not count.
     """
     weight, total = 0.0, 0.0
     left_out: dict[bool, list[bool]] = {True: [], False: []}
@@ -234,7 +234,7 @@ def shares(records: Sequence[RoundRecord], attackers: set[int]) -> Row:
 
 
 def append(row: Row, path: Path) -> None:
-    """Add a row to the file, whoever else is writing to it."""
+    """Add a row to the file, to which other processes may write at the same time."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_name(f".{path.name}.lock")), path.open("a", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
@@ -244,7 +244,7 @@ def append(row: Row, path: Path) -> None:
 
 
 def read(path: Path) -> list[Row]:
-    """The rows of the file; none if there is no file."""
+    """Return the rows of the file; none if there is no file."""
     if not path.exists():
         return []
     with path.open(newline="", encoding="utf-8") as file:
@@ -252,7 +252,7 @@ def read(path: Path) -> list[Row]:
 
 
 def done(path: Path) -> set[tuple[str, ...]]:
-    """The cases that the file has."""
+    """Return the cases in the file."""
     return {tuple(row[name] for name in Case.__dataclass_fields__) for row in read(path)}
 
 
@@ -260,7 +260,7 @@ def done(path: Path) -> set[tuple[str, ...]]:
 
 
 def write_page(rows: list[Row], path: Path) -> None:
-    """Put the tables in the place of those that the document has behind its mark."""
+    """Replace the tables after the mark in the document."""
     if not rows:
         sys.exit("there are no results yet")
     head = path.read_text(encoding="utf-8").partition(MARK)[0] if path.exists() else "# Robustness\n\n"
@@ -269,7 +269,7 @@ def write_page(rows: list[Row], path: Path) -> None:
 
 
 def tables(rows: list[Row]) -> Iterator[str]:
-    """For every setting and share of attackers: losses, then who was heard."""
+    """Return, for every setting and share of attackers, the losses and the attackers' weights."""
     for dataset, model, rounds in unique((row["dataset"], row["model"], row["rounds"]) for row in rows):
         mine = [row for row in rows if (row["dataset"], row["model"], row["rounds"]) == (dataset, model, rounds)]
         seeds = ", ".join(sorted({row["seed"] for row in mine}))
@@ -286,7 +286,7 @@ def tables(rows: list[Row]) -> Iterator[str]:
 
 
 def table(rows: list[Row], clean: dict[tuple[str, str], Row], title: str, share: float) -> Iterator[str]:
-    """Three tables of one setting: points lost, accuracy, and who was heard."""
+    """Return the tables of one setting: points lost and accuracy, and the attackers' weights."""
     attacked = {
         (defence, attack): [
             row for row in rows
@@ -321,17 +321,17 @@ def table(rows: list[Row], clean: dict[tuple[str, str], Row], title: str, share:
 
 
 def unique(values: Iterable[Any]) -> list[Any]:
-    """Each value once, in the order of their first appearance."""
+    """Return each value once, in the order of first appearance."""
     return list(dict.fromkeys(values))
 
 
 def means(texts: Sequence[str], factor: float) -> str:
-    """The mean of numbers as the file has them; a dash where one is missing."""
+    """Return the mean of numbers in the file; a dash if one is missing."""
     return f"{factor * np.mean([float(text) for text in texts]):.1f}" if texts and all(texts) else "–"
 
 
 def lost(before: Sequence[str], after: Sequence[str]) -> str:
-    """The mean loss in points and, in brackets, the accuracy left."""
+    """Return the mean loss in points and, in brackets, the remaining accuracy."""
     if not after:
         return "–"
     if not all(after):

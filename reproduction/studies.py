@@ -1,7 +1,7 @@
-"""Every table and figure of the paper as data: which runs it takes, and which numbers it prints.
+"""Every table and figure of the paper as data: the runs that it needs, and the numbers that it prints.
 
-A study is a list of cells. Most are the rows of a file in `printed/`: the columns that are settings say what is to
-be run, the others are the paper's numbers. Figures that print no numbers are products of settings and methods.
+A study is a list of cells. Most cells are rows of a file in `printed/`: the columns that are settings define the run,
+and the others are the paper's numbers. The cells of figures without numbers are all pairs of settings and methods.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ SETTINGS: dict[str, tuple[str, type]] = {
     "clients": ("clients", int),
     "per_round": ("per_round", int),
 }
-"""Columns of the paper's tables and of our studies: the setting that each one is, and its type."""
+"""Columns of the paper's tables and of our studies: the setting of each, and its type."""
 
 ROUNDS = {"mlp": 200, "lenet5": 200, "resnet8": 400, "resnet18": 250}
-"""The paper's rounds by model, where a figure does not give its own."""
+"""The paper's number of rounds by model, unless a figure has its own."""
 
 AVERAGE = 0.8
-"""Every method is reported with the running mean of its global models beside the last one."""
+"""Decay of the running mean of the global models, which is reported for every method next to the last model."""
 
 COMPONENTS = {"base": ("psl", "pwa"), "base+psl": ("pwa",), "base+pwa": ("psl",), "fedsat": ()}
-"""The rows of the ablation: what FedSat does without."""
+"""The rows of the ablation: the parts that FedSat is run without."""
 
 SCALES = {
-    "smoke": "a few rounds on the built-in digits with narrow networks: that everything works, no result",
-    "short": "the paper's protocol, 100 rounds at most",
+    "smoke": "a few rounds on the built-in digits with narrow networks, to check that everything works",
+    "short": "the paper's protocol with at most 100 rounds",
     "full": "the paper's protocol",
 }
 
@@ -66,15 +66,15 @@ class Study:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """Settings of all cells."""
     by_dataset: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Settings that the table leaves out and that other tables' numbers reveal."""
+    """Settings that the table does not state, inferred from the numbers of other tables."""
     panels: Sequence[Mapping[str, Any]] = ()
     """For a figure without numbers: the settings of its panels, each with all contenders."""
     contenders: Sequence[str] = METHODS
-    """Who is compared in the panels."""
+    """The methods that are compared in the panels."""
     contender: str = "method"
     """The column whose values are compared with each other under the same setting."""
     champion: str = "fedsat"
-    """The contender that the paper sees in front."""
+    """The contender that leads according to the paper."""
     measures: tuple[str, ...] = ("accuracy",)
     """The columns with numbers."""
     scale: str = "full"
@@ -89,9 +89,9 @@ class Cell:
 
     contender: str
     setting: tuple[tuple[str, Any], ...]
-    """The columns that tell this setting from the study's others."""
+    """The columns that distinguish this setting from the study's others."""
     printed: Mapping[str, float] = field(default_factory=dict)
-    """The paper's numbers in per cent; a figure has several for one cell."""
+    """The paper's numbers in per cent; a figure may have several per cell."""
 
     @property
     def where(self) -> str:
@@ -106,7 +106,7 @@ def _lsmc(dataset: str, model: str, counts: Iterable[int]) -> list[dict[str, Any
 
 
 NARROW = {"model": "resnet8", "width": 16, "rounds": 40}
-"""Our own studies are many runs, so their ResNet-8 has a quarter of the paper's channels and a tenth of its rounds."""
+"""Our own studies have many runs, so their ResNet-8 has a quarter of the paper's channels and a tenth of its rounds."""
 
 
 STUDIES = {
@@ -156,7 +156,7 @@ STUDIES = {
         ),
         Study(
             "figure-classes",
-            "accuracy of each class, two classes a client",
+            "accuracy of each class, two classes per client",
             "figure_classwise_cifar10.csv",
             {"partition": "lsmc", "dataset": "cifar10", "model": "resnet8", "partition.classes_per_client": 2},
         ),
@@ -178,7 +178,7 @@ STUDIES = {
             contenders=TUNING,
             contender="variant",
             scale="short",
-            seed=1000,  # of no table: what is chosen here is not to be measured on the same draws
+            seed=1000,  # used by no table, so that options are not chosen on the draws that they are measured on
         ),
         Study(
             "choice",
@@ -213,7 +213,7 @@ STUDIES = {
 
 
 def find(name: str) -> Study:
-    """The study called `name`."""
+    """Return the study called `name`."""
     if name not in STUDIES:
         raise unknown("table or figure", name, STUDIES)
     return STUDIES[name]
@@ -221,7 +221,7 @@ def find(name: str) -> Study:
 
 @cache
 def cells(study: Study) -> list[Cell]:
-    """The cells of a study, in the paper's order."""
+    """Return the cells of a study, in the paper's order."""
     if study.file is None:
         return [Cell(name, tuple(panel.items())) for panel in study.panels for name in study.contenders]
     found: dict[tuple[str, tuple[tuple[str, Any], ...]], dict[str, float]] = {}
@@ -242,7 +242,7 @@ def _typed(key: str, text: str) -> Any:
 
 
 def _numbers(study: Study, row: Mapping[str, str]) -> dict[str, float]:
-    """The paper's numbers in a row, by what they are; shares become per cent."""
+    """Return the paper's numbers in a row by measure or class, in per cent."""
     if "class" in row:
         return {f"class {row['class']}": float(row["accuracy"])}
     scale = 100 if study.name == "figure-clients" else 1
@@ -250,10 +250,10 @@ def _numbers(study: Study, row: Mapping[str, str]) -> dict[str, float]:
 
 
 def select(study: Study, only: Mapping[str, Sequence[str]], also: Sequence[str] = ()) -> list[Cell]:
-    """The cells that `only` lets through, and methods that the paper does not have, `also`, in the same settings."""
+    """Return the cells that `only` selects, and cells of further methods, `also`, in the same settings."""
     chosen = list(cells(study))
     if also and study.contender != "method":
-        raise UsageError(f"{study.name} compares by {study.contender}, not methods: nothing can be added to it")
+        raise UsageError(f"{study.name} compares by {study.contender}, not methods; --also cannot add to it")
     settings = dict.fromkeys(cell.setting for cell in chosen)
     chosen += [Cell(method, setting) for setting in settings for method in also]
     known = {study.contender, *(key for cell in chosen for key, _ in cell.setting)}
@@ -269,17 +269,17 @@ def select(study: Study, only: Mapping[str, Sequence[str]], also: Sequence[str] 
         wanted = {*more, *(_meant(study, key, value) for value in values)}
         chosen = [cell for cell in chosen if _column(study, cell, key) in wanted]
     if not chosen:
-        raise UsageError(f"no cell of {study.name} is left by this choice")
+        raise UsageError(f"no cell of {study.name} matches --only")
     return chosen
 
 
 def _column(study: Study, cell: Cell, key: str) -> Any:
-    """A cell's value in a column; none if it does not have that column."""
+    """Return a cell's value in a column; None if it does not have the column."""
     return cell.contender.lower() if key == study.contender else dict(cell.setting).get(key)
 
 
 def _meant(study: Study, key: str, text: str) -> Any:
-    """A value as a user writes it: numbers as numbers, names whatever their case."""
+    """Parse a value that a user wrote: convert numbers, and ignore the case of names."""
     try:
         return text.lower() if key == study.contender else _typed(key, text.lower())
     except ValueError as error:
@@ -287,7 +287,7 @@ def _meant(study: Study, key: str, text: str) -> Any:
 
 
 def configure(study: Study, cell: Cell, scale: str, seed: int, settings: Sequence[tuple[str, Any]] = ()) -> Config:
-    """The run that a cell asks for; `settings` have the last word."""
+    """Return the configuration of a cell; `settings` override everything else."""
     row = dict(cell.setting)
     asked = {**study.fixed, **study.by_dataset.get(row.get("dataset", ""), {})}
     asked |= {SETTINGS[key][0]: value for key, value in row.items()}
@@ -301,7 +301,7 @@ def configure(study: Study, cell: Cell, scale: str, seed: int, settings: Sequenc
 
 
 def _contender(study: Study, cell: Cell, dataset: str) -> tuple[str, list[tuple[str, Any]]]:
-    """The method of a cell, and what is changed in it: by its variant, or as it was tuned for the dataset."""
+    """Return the method of a cell and its changed options: those of its variant, or those tuned for the dataset."""
     if study.contender == "variant":
         method, settings = read_variant(cell.contender)
         options = algorithms.options(
@@ -314,13 +314,13 @@ def _contender(study: Study, cell: Cell, dataset: str) -> tuple[str, list[tuple[
 
 
 def _scaled(asked: Mapping[str, Any], scale: str) -> dict[str, Any]:
-    """The settings of a cell at a scale."""
+    """Return the settings of a cell at a scale."""
     settings = dict(asked)
     if scale == "short":
         settings["rounds"] = min(100, settings["rounds"])
     if scale == "smoke":
         count = settings.get("partition.classes_per_client")
-        if count is not None:  # of a hundred classes, as many in ten
+        if count is not None:  # scale from 100 classes to 10
             settings["partition.classes_per_client"] = count if count <= 10 else count // 10
         settings |= {"dataset": "mnist-mini", "rounds": 3, "epochs": 1, "lr": 0.05}
         settings["workers"] = settings.get("workers", 3)

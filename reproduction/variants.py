@@ -1,6 +1,6 @@
 """Our own two studies besides the paper's: each baseline over its authors' grid, and FedSat's options one by one.
 
-A variant is written as it is read: a method, then settings, such as `fedprox mu=0.1`.
+A variant is written as a method followed by settings, such as `fedprox mu=0.1`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ GRIDS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "feddyn": ("alpha", (0.001, 0.01, 0.1)),
     "fedsat:paper": ("weighting.sigma", (0.7, 1.0, 1.5, 2.0, 1000.0)),
 }
-"""What the authors of each method, or the ports of it where they are silent, try. FedSat is not tuned: its defaults
-hold everywhere. As printed, it leaves σ open, so `fedsat:paper` is tuned like a baseline."""
+"""The values that the authors of each method try, or those of public implementations if the authors give none. FedSat
+is not tuned: its defaults are used everywhere. The paper leaves σ open, so `fedsat:paper` is tuned like a baseline."""
 
 TUNING = [f"{method} {key}={value}" for method, (key, values) in GRIDS.items() for value in values]
 """The variants of the tuning."""
@@ -48,7 +48,7 @@ DEFAULTS = [
     "fedsat source=evaluation",
     *(f"fedsat epsilon2={value}" for value in (1.5, 2.0)),
 ]
-"""FedSat with one of its options changed, and what it is measured against."""
+"""FedSat with one of its options changed, and the methods that it is compared with."""
 
 
 CHOICE = [
@@ -68,22 +68,22 @@ CHOICE = [
     "scaffold",
     "feddyn",
 ]
-"""What FedSat's defaults are chosen among, on seeds of no table. ε₂ = 4 was chosen over 2 in the first step."""
+"""The variants among which FedSat's defaults are chosen, on seeds that no table uses. ε₂ = 4 was chosen first."""
 
 
 def read_variant(label: str) -> tuple[str, list[tuple[str, Any]]]:
-    """The method and the settings of a variant."""
+    """Return the method and the settings of a variant."""
     method, *settings = label.split()
     pairs = [text.partition("=") for text in settings]
     return method, [(key, parse_value(value)) for key, _, value in pairs]
 
 
 def best_variants(results: Iterable[Result]) -> dict[str, dict[str, dict[str, Any]]]:
-    """By dataset and method, the settings with the highest mean accuracy of the last ten rounds."""
+    """Return, by dataset and method, the settings with the highest mean accuracy of the last ten rounds."""
     found: dict[tuple[str, str], list[float]] = {}
     for result in results:
         label = result.line["contender"]
-        if not result.line["extra"] and "," not in label:  # the paper's protocol, and the model that clients get
+        if not result.line["extra"] and "," not in label:  # only the paper's protocol and the global model
             dataset = result.line["setting"].partition(",")[0]
             found.setdefault((dataset, label), []).append(result.number("accuracy_last_ten"))
     best: dict[tuple[str, str], tuple[float, dict[str, Any]]] = {}
@@ -98,12 +98,12 @@ def best_variants(results: Iterable[Result]) -> dict[str, dict[str, dict[str, An
 
 
 HEAD = """\
-# Options that were chosen for a method on a dataset: of the grid that its authors give the best, by the mean accuracy
-# of the last ten rounds, on one setting (a cell of table-lsmc) with a seed that no table uses. Written by
-# `python -m reproduction tune`. Where nothing is written here a method has its defaults.
+# Options chosen for each method on each dataset from the grid of its authors: those with the best mean accuracy of the
+# last ten rounds in one setting (a cell of table-lsmc), with a seed that no table uses. Written by
+# `python -m reproduction tune`. Methods that are not listed use their defaults.
 """
 
 
 def tuned_text(chosen: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
-    """The choices as the text of `tuned.toml`."""
+    """Return the chosen options as the text of `tuned.toml`."""
     return f"{HEAD}\n{tomli_w.dumps(chosen)}"

@@ -1,4 +1,4 @@
-"""Ours beside the paper's, cell by cell, and what it comes to."""
+"""Comparison of our results with the paper's, cell by cell, and a summary."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from reproduction.studies import Study, cells
 
 @dataclass(frozen=True)
 class Entry:
-    """One number of the paper beside ours, in per cent."""
+    """One number of the paper and our results for it, in per cent."""
 
     contender: str
     where: str
     item: str
-    """Which of a cell's numbers, for example `class 3`."""
+    """Which of a cell's numbers it is, for example `class 3`."""
     printed: float | None
     seeds: list[int]
-    """The seeds of our runs; the lists below go by them."""
+    """The seeds of our runs, in the order of the lists below."""
     last_ten: list[float]
     """Ours, the mean of the last ten rounds."""
     last: list[float]
@@ -32,11 +32,11 @@ class Entry:
 
     @property
     def ours(self) -> list[float]:
-        """What stands against the printed number: like against like, so the best round where there is one."""
+        """The values to compare with the printed number: of the best round, if available."""
         return self.best or self.last_ten
 
     def over(self, seeds: Collection[int]) -> Entry:
-        """The same of these seeds alone."""
+        """Return the entry restricted to these seeds."""
         kept = [place for place, seed in enumerate(self.seeds) if seed in seeds]
 
         def of(values: Sequence[float]) -> list[float]:
@@ -52,9 +52,9 @@ class Entry:
 
 
 def compare(study: Study, results: Sequence[Result], unrun: bool = False) -> list[Entry]:
-    """Every number of the study for which we have results, in the paper's order, then methods it does not have.
+    """Return every number of the study that has results, in the paper's order, then methods not in the paper.
 
-    With `unrun`, also the paper's numbers of cells that have no run yet.
+    With `unrun`, also the paper's numbers for cells that have no run yet.
     """
     found = by_cell(results)
     if unrun:
@@ -86,22 +86,22 @@ def _entries(study: Study, key: Key, printed: Mapping[str, float], results: Sequ
 
 @dataclass(frozen=True)
 class Verdict:
-    """The claims of the paper in three numbers, and ours."""
+    """A summary of the paper's numbers, or of ours."""
 
     settings: int
     """Settings with the champion and at least one other contender."""
     leads: int
-    """Of these, where the champion is in front."""
+    """How many of these the champion leads."""
     margin: float
     """Mean of the champion's lead over the best of the others, in points."""
     correlation: float | None
-    """Mean rank correlation (Spearman) of the contenders with the paper's ranking; none where nothing is printed."""
+    """Mean rank correlation (Spearman) of the contenders with the paper's ranking; None if nothing is printed."""
 
 
 def judge(study: Study, entries: Sequence[Entry], value: Callable[[Entry], float | None]) -> Verdict | None:
-    """What `value` (the paper's number, or one of ours) says about the champion; none if no setting can say it.
+    """Return the summary of the numbers that `value` gets from entries; None if no setting can be compared.
 
-    Only the paper's contenders count, so that both sides answer the same question, and only seeds that all have.
+    Only the paper's contenders count, so that both summaries are comparable, and only seeds that all contenders have.
     """
     leads, margins, correlations = 0, [], []
     contenders = {cell.contender for cell in cells(study)}
@@ -123,7 +123,7 @@ def judge(study: Study, entries: Sequence[Entry], value: Callable[[Entry], float
 
 
 def _settings(entries: Sequence[Entry]) -> dict[tuple[str, str], list[Entry]]:
-    """Entries with runs that stand against each other: same setting, item and seeds. Highest clients are no contest."""
+    """Group entries that are compared: same setting, item and seeds. The best client's accuracy is not compared."""
     groups: dict[tuple[str, str], list[Entry]] = {}
     for entry in entries:
         if entry.item != "highest" and entry.seeds:
@@ -133,7 +133,7 @@ def _settings(entries: Sequence[Entry]) -> dict[tuple[str, str], list[Entry]]:
 
 
 def verdict_lines(study: Study, entries: Sequence[Entry]) -> list[str]:
-    """The summary: by each way of reading our runs, beside the paper's own numbers for the same settings."""
+    """Return the summaries of our last ten rounds and of our best rounds, next to that of the paper's numbers."""
     paper = judge(study, entries, lambda entry: entry.printed)
     ways: dict[str, Callable[[Entry], float | None]] = {
         "mean of the last ten rounds": lambda entry: float(np.mean(entry.last_ten)),
@@ -146,7 +146,7 @@ def verdict_lines(study: Study, entries: Sequence[Entry]) -> list[str]:
             continue
         theirs = ("", "") if paper is None else (f" (paper {paper.leads})", f" (paper {paper.margin:+.2f})")
         text = f"{name}: {_champion(study)} leads in {ours.leads}{theirs[0]} of {ours.settings}, "
-        text += f"by {ours.margin:+.2f} points{theirs[1]} over the second best in the mean"
+        text += f"by {ours.margin:+.2f} points{theirs[1]} on average over the second best"
         if ours.correlation is not None:
             text += f"; rank correlation with the paper {ours.correlation:+.2f}"
         lines.append(text)

@@ -4,8 +4,8 @@ import signal
 
 import torch
 
-# Test problems are tiny: more threads only wait for each other, badly so when the machine is busy.
+# Test problems are tiny: more threads would only wait for each other, especially on a busy machine.
 torch.set_num_threads(1)
 
-# Where the tests are started in the background, shells let them ignore Ctrl-C, and so would the processes they start.
+# Shells let background jobs ignore Ctrl-C, and the processes that tests start would inherit this.
 signal.signal(signal.SIGINT, signal.default_int_handler)

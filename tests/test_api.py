@@ -39,7 +39,7 @@ def test_a_comparison_is_shown(tmp_path: Path) -> None:
     assert "rounds to 99 %" in text[1]
     assert "<caption>mnist-mini, lsmc" in found._repr_html_()
     assert "<b>" in found._repr_html_()
-    assert found.plot("worst_class_recall").axes[0].get_ylabel() == "recall of the worst class, %"
+    assert found.plot("worst_class_recall").axes[0].get_ylabel() == "worst-class recall, %"
     with pytest.raises(UsageError, match="did you mean 'accuracy'"):
         found.plot("acuracy")
     page = found.report(tmp_path / "page.html")

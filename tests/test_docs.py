@@ -146,7 +146,7 @@ SMALL: dict[str, Any] = {"clients": 10, "per_round": 3, "rounds": 2, "epochs": 1
 
 @pytest.fixture
 def mymodule(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
-    """The Python of a page as the module that the page calls it."""
+    """The Python code of a page, as the module `mymodule`."""
     module = types.ModuleType("mymodule")
     monkeypatch.setitem(sys.modules, "mymodule", module)
     for page, code in blocks("python"):

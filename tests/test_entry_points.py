@@ -95,7 +95,9 @@ def test_what_cannot_be_used_is_one_line_that_names_the_package(capsys: pytest.C
     assert code == 2
     what = "cannot load the algorithm 'broken' (tiny_parts.broken:Gone) of the package tiny-parts"
     assert err == f"fedsat: {what}: RuntimeError: no licence\n"
-    with pytest.raises(UsageError, match=r"'no-method' of the package tiny-parts cannot serve as algorithm: it is not"):
+    with pytest.raises(
+        UsageError, match=r"'no-method' of the package tiny-parts cannot be used as algorithm: it is not"
+    ):
         algorithms.build("no-method")
     assert isinstance(algorithms.build("mine"), Algorithm)  # the others still work
 

@@ -1,13 +1,13 @@
-"""Make what a federation with TLS and node authentication needs, into a folder:
+"""Create the certificates and keys of a federation with TLS and node authentication:
 
     python credentials.py FOLDER [--nodes 4] [--host 127.0.0.1 --host my.server.org]
 
-ca.crt                the authority that everybody trusts (give it to all nodes)
-server.crt, .key      the SuperLink's certificate and key (stay on the server)
+ca.crt                the certificate authority (give it to all nodes)
+server.crt, .key      the SuperLink's certificate and key (keep them on the server)
 node-0, node-0.pub …  each node's key pair (the private one goes to its node, the public one is registered)
 
-The authority's own key is thrown away: nobody can make further certificates with it. In the field, take certificates
-from your own authority, and let every node make its own key:
+The authority's key is not stored, so nobody can create more certificates with it. In production, use certificates from
+your own authority, and let every node create its own key:
 ssh-keygen -t ecdsa -b 384 -N "" -f node
 """
 

@@ -1,4 +1,4 @@
-"""Fedsat's apps, as Flower finds them. A network or method of your own (`mymodule:Net`) goes beside this file."""
+"""Fedsat's apps, which Flower imports. Put your own network or method (`mymodule:Net`) next to this file."""
 
 from fedsat.flower import client_app, server_app
 

@@ -66,7 +66,7 @@ _HOMES = {
     "fedsat.report.side_by_side": ("Comparison",),
     "fedsat.report.tuning": ("Tuning",),
 }
-"""Where each name comes from. Modules are imported at the first use of a name: `import fedsat` does not load torch."""
+"""The module that defines each name, imported at the first use of the name: `import fedsat` does not load torch."""
 
 
 def __getattr__(name: str) -> Any:

@@ -30,12 +30,13 @@ Runs = Comparison | Run | StoredRun | str | Path
 
 
 def configure(*, with_parts: Iterable[str] = (), without: Iterable[str] = (), **settings: Any) -> Config:
-    """A configuration from settings named as on the command line, for example `lr=0.05` or `gamma=0.5`.
+    """Return a configuration. Settings are named as on the command line, for example `lr=0.05` or `gamma=0.5`.
 
     A part may be given by name, as a table (`partition={"name": "lsmc", "classes_per_client": 2}`), as an
     instance (`algorithm=FedSat(gamma=0.5)`), or, for a model or method of your own, as its class. `metrics` takes
-    functions as well as their `module:name`. `dataset` takes a name, a table, a folder, or a `Dataset`. A dataset
-    that knows its clients brings the partition `natural` and their number; a table brings the model `tabular`.
+    functions or their `module:name`. `dataset` takes a name, a table, a folder, or a `Dataset`. For a table, the
+    model is `tabular`. If the data are already divided among clients, the partition is `natural` and the number of
+    clients is taken from the data.
     """
     return Config.of(override({}, _named(settings), with_parts, without))
 
@@ -43,10 +44,10 @@ def configure(*, with_parts: Iterable[str] = (), without: Iterable[str] = (), **
 def run(
     *, out: str | Path | None = None, callbacks: Callbacks = (), progress: bool | None = None, **settings: Any
 ) -> Run:
-    """Train a federation; see `configure` for the settings. Files are written only where `out` says.
+    """Train a federation; see `configure` for the settings. Files are written only if `out` names a folder.
 
-    A callback is a `Callback`, or a function that is called with the run and the record after each round. Progress is
-    shown in notebooks and on terminals, unless `progress` says otherwise.
+    A callback is a `Callback`, or a function that is called with the run and the record after each round. By default,
+    progress is shown in notebooks and on terminals; set `progress` to change this.
     """
     prepared = prepare(configure(**settings), Path(out) if out is not None else None)
     train_shown(_display(progress), prepared, callbacks=callbacks)
@@ -62,7 +63,7 @@ def resume(
     callbacks: Callbacks = (),
     progress: bool | None = None,
 ) -> Run:
-    """Continue the run in `folder` from its last checkpoint, or to more rounds or minutes than it had.
+    """Continue the run in `folder` from its last checkpoint, or to a larger number of rounds or minutes.
 
     A run that was started with a dataset object needs it again: `dataset`.
     """
@@ -88,11 +89,11 @@ def compare(
         methods: Names such as `fedsat`, `fedsat-pwa` (without a part), `fedavg+psl` (with one) or `module:Name`, or
             classes.
         seeds: Runs of each method, with the seed in `settings` (default 0) and the next ones.
-        grid: Values of settings to try, each with all others: `{"lr": [0.01, 0.1]}`.
-        jobs: Runs at once, each in a process of its own.
-        target: An accuracy, such as 0.9; the table then shows the rounds until it is held.
-        out: Folder for the runs. Runs that it already has are not repeated, and interrupted ones are resumed. Without
-            it, the files last as long as the comparison.
+        grid: Values to try for each setting, such as `{"lr": [0.01, 0.1]}`; all combinations are run.
+        jobs: Number of runs to train at the same time, each in its own process.
+        target: An accuracy, such as 0.9; the table then shows the rounds until each method reaches and keeps it.
+        out: Folder for the runs. Finished runs in it are not repeated, and interrupted ones are resumed. Without it,
+            the files are deleted together with the comparison.
         progress: Whether progress is shown; by default in notebooks and on terminals.
         settings: Settings of all methods that have them, named as in `configure`.
     """
@@ -163,7 +164,7 @@ def report(*runs: Runs, out: str | Path = "report.html", target: float | None = 
 
 
 def load(folder: str | Path) -> StoredRun:
-    """The run in `folder`, finished or not: its configuration, records, summary and models."""
+    """Open the run in `folder`, finished or not: its configuration, records, summary and models."""
     return StoredRun.read(Path(folder))
 
 
@@ -188,13 +189,15 @@ def _stored(given: Runs) -> Sequence[StoredRun]:
         return [given]
     if isinstance(given, Run):
         if given.folder is None:
-            raise UsageError("this run wrote no files; give fedsat.run a folder, out='runs/NAME', to report on it")
+            raise UsageError(
+                "this run wrote no files; to report on it, pass a folder to fedsat.run, such as out='runs/NAME'"
+            )
         return [StoredRun.read(given.folder.path)]
     return Comparison.of([Path(given)]).runs
 
 
 def _display(progress: bool | None) -> Display:
-    """Show progress if asked to, or where it can be shown live."""
+    """Show progress if requested, or by default where it can be shown live."""
     if progress is False:
         return Silent()
     try:
@@ -208,7 +211,7 @@ def _display(progress: bool | None) -> Display:
 
 
 def _named(settings: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Settings with classes and metric functions by their names, as a configuration holds them."""
+    """Return the settings with classes and metric functions replaced by their names, as configurations store them."""
     named = {key: _by_name(value) if isinstance(value, type) else value for key, value in settings.items()}
     named = {**brought_by_dataset(named), **named}
     if not isinstance(named.get("metrics", ""), str):

@@ -1,7 +1,7 @@
-"""The errors that speak to a user: what was wrong, where, and what to do.
+"""Errors for users: what is wrong, where, and what to do.
 
-The command line prints them as one line: exit code 2 for `UsageError` (the wish was wrong),
-1 for every other `FedsatError` (the wish was fine and could not be carried out).
+The command line prints them as one line. The exit code is 2 for a `UsageError` (wrong use) and 1 for every other
+`FedsatError` (a failure).
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from collections.abc import Iterable
 
 
 class FedsatError(Exception):
-    """Something failed that a user can understand and act on."""
+    """Base class of errors that a user can understand and act on."""
 
 
 class UsageError(FedsatError):
-    """A name, value or aggregator that cannot be meant."""
+    """A name or value is invalid, or settings contradict each other."""
 
 
 class DataError(FedsatError):
-    """A data file is missing, damaged or not what it should be."""
+    """A file or dataset is missing, damaged or invalid."""
 
 
 class TrainingError(FedsatError):
-    """Training cannot go on, for example because a loss is not finite."""
+    """Training cannot continue, for example because a loss is not finite."""
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
-    """The error for a name that does not exist, with the nearest one that does."""
+    """Return the error for a name that does not exist; it suggests the nearest one that does."""
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
@@ -36,7 +36,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
 
 
 def in_a_line(error: Exception) -> str:
-    """An error as a user is told it; one that nobody foresaw with its kind."""
+    """Return an error's message for users; that of an unexpected error includes its type."""
     return str(error) if isinstance(error, FedsatError) else f"unexpected {type(error).__name__}: {_first_line(error)}"
 
 

@@ -1,7 +1,7 @@
-"""Parts a user can choose by name, and their typed, range-checked options.
+"""Parts that users choose by name, and their typed, range-checked options.
 
-A part is any class: an algorithm, a partition, a model. Its options are the keyword parameters of its
-constructor; an `Option` in the annotation adds the meaning and the range:
+A part is any class: an algorithm, a partition, a model. Its options are the keyword parameters of its constructor. An
+`Option` in the annotation adds the meaning and the range:
 
     gamma: Annotated[float, Option("γ, strength of the correction", at_least=0)] = 0.9
 
@@ -42,12 +42,12 @@ class Option:
     at_most: float | None = None
     below: float | None = None
     among: Registry[Any] | None = None
-    """For an option that is itself a part: where its name is looked up."""
+    """If the option is itself a part: the registry of its name."""
     switch: bool = False
-    """Whether a true-or-false option is a part of the method that can be left out by its name."""
+    """Whether a Boolean option is a part of the method that `--without` can leave out by its name."""
 
     def violated(self, value: float) -> str | None:
-        """The rule that `value` breaks, in words."""
+        """Return the rule that `value` violates, in words, or None."""
         if self.at_least is not None and not value >= self.at_least:
             return f"at least {self.at_least:g}"
         if self.above is not None and not value > self.above:
@@ -74,7 +74,7 @@ class OptionField:
         return self.default is inspect.Parameter.empty
 
     def check(self, value: Any, where: str) -> Any:
-        """`value` in the option's type, or a `UsageError` that says where and why not."""
+        """Return `value` in the option's type, or raise a `UsageError` that names the option."""
         if self.option.among is not None:
             return self.option.among.build(value) if isinstance(value, str | Mapping) else value
         label = f"{where}.{self.name}" if where else self.name
@@ -89,8 +89,8 @@ class OptionField:
 
 @functools.cache
 def options_of(part: Callable[..., Any]) -> dict[str, OptionField]:
-    """The options of a part, in the order of its constructor."""
-    # A dataclass's generated constructor does not know the modules of the annotations; the class does.
+    """Return the options of a part, in the order of its constructor."""
+    # The generated constructor of a dataclass cannot resolve its annotations; the class can.
     annotated = part if dataclasses.is_dataclass(part) or not inspect.isclass(part) else part.__init__
     hints = typing.get_type_hints(annotated, include_extras=True)
     fields = {}
@@ -107,7 +107,7 @@ def options_of(part: Callable[..., Any]) -> dict[str, OptionField]:
 
 
 def coerce(value: Any, kind: Any, label: str) -> Any:
-    """`value` as `kind`: whole numbers become floats where floats are meant, lists become tuples; no more than that."""
+    """Return `value` as `kind`: integers become floats, lists become tuples, and strings become paths or tuples."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any or kind is inspect.Parameter.empty:
         return value
@@ -147,18 +147,18 @@ def _coerce_one_of(value: Any, kinds: Iterable[Any], label: str) -> Any:
 
 
 def _in_words(kind: Any) -> str:
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", Path: "a path"}
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path"}
     return words.get(kind, f"a {getattr(kind, '__name__', kind)}")
 
 
 def check(part: Any, where: str = "") -> None:
-    """Check and coerce the fields of a frozen dataclass; to be called from its `__post_init__`."""
+    """Check and coerce the fields of a frozen dataclass. Call it in `__post_init__`."""
     for name, field in options_of(part.__class__).items():
         object.__setattr__(part, name, field.check(getattr(part, name), where))
 
 
 def _plain(value: Any) -> Any:
-    """A value as a configuration file can hold it."""
+    """Return a value that a configuration file can store."""
     if isinstance(value, tuple):
         return list(value)
     return str(value) if isinstance(value, Path) else value
@@ -166,7 +166,7 @@ def _plain(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Entry(Generic[T]):
-    """A registered part: how it is built and the options that a preset fixes."""
+    """A registered part: its class, and the options that a preset sets."""
 
     part: Callable[..., T]
     preset: Mapping[str, Any]
@@ -174,7 +174,7 @@ class Entry(Generic[T]):
 
 
 class Registry(Generic[T]):
-    """Parts of one kind by name: fedsat's, those that packages offer in `group`, and a user's own as `module:Name`."""
+    """Parts of one kind by name: fedsat's, those of packages (entry points in `group`), and `module:Name`."""
 
     def __init__(self, kind: str, base: type[T], group: str) -> None:
         self.kind, self.group = kind, group
@@ -183,7 +183,7 @@ class Registry(Generic[T]):
         self._aliases: dict[str, str] = {}
 
     def register(self, name: str) -> Callable[[type[T]], type[T]]:
-        """Class decorator that adds the class under `name`; its docstring's first line is the summary."""
+        """Return a class decorator that adds the class under `name`; its docstring's first line is the summary."""
 
         def add(part: type[T]) -> type[T]:
             self._entries[name] = Entry(part, {}, _first_line(part))
@@ -196,7 +196,7 @@ class Registry(Generic[T]):
         self._entries[name] = Entry(self._entries[of].part, options, summary)
 
     def alias(self, name: str, of: str) -> None:
-        """Let `name` stand for the part `of`, which keeps its own name in records."""
+        """Add `name` as another name of the part `of`, which is recorded under its own name."""
         self._aliases[name] = of
 
     def __iter__(self) -> Iterator[str]:
@@ -212,7 +212,7 @@ class Registry(Generic[T]):
         return {name: point for name, point in offers(self.group).items() if name not in own}
 
     def entry(self, name: str) -> Entry[T]:
-        """The part called `name`, or the class that `module:Name` points to."""
+        """Return the part called `name`, or the class that `module:Name` refers to."""
         name = self._aliases.get(name, name)
         if name in self._entries:
             return self._entries[name]
@@ -225,18 +225,18 @@ class Registry(Generic[T]):
         else:
             raise unknown(self.kind, name, self)
         if not self._is_part(part):
-            raise UsageError(f"{label} cannot serve as {self.kind}: it is not a {self._base.__qualname__}")
+            raise UsageError(f"{label} cannot be used as {self.kind}: it is not a {self._base.__qualname__}")
         return Entry(part, {}, _first_line(part))
 
     def holds(self, path: str) -> bool:
-        """Whether `module:Name` points to a part of this kind."""
+        """Whether `module:Name` refers to a part of this kind."""
         return self._is_part(import_object(self.kind, path))
 
     def _is_part(self, part: Any) -> bool:
         return inspect.isclass(part) and issubclass(part, self._base)
 
     def options(self, name: str) -> dict[str, OptionField]:
-        """The options of the part called `name`, with the preset's values as defaults."""
+        """Return the options of the part called `name`, with the preset's values as defaults."""
         entry = self.entry(name)
         return {
             key: dataclasses.replace(field, default=entry.preset.get(key, field.default))
@@ -244,7 +244,7 @@ class Registry(Generic[T]):
         }
 
     def arguments(self, spec: Spec) -> tuple[str, dict[str, Any]]:
-        """Split a spec into the part's name and its checked options, the preset's included."""
+        """Split a spec into the part's name and its checked options, including those of the preset."""
         if isinstance(spec, str):
             spec = {"name": spec}
         if "name" not in spec:
@@ -260,7 +260,7 @@ class Registry(Generic[T]):
         return name, values
 
     def build(self, spec: Spec) -> T:
-        """The part that a spec asks for."""
+        """Build the part that a spec describes."""
         name, values = self.arguments(spec)
         missing = [key for key, field in self.options(name).items() if field.required and key not in values]
         if missing:
@@ -268,7 +268,7 @@ class Registry(Generic[T]):
         return self.entry(name).part(**values)
 
     def name_of(self, part: T) -> str:
-        """The name that describes `part`: a preset it equals, its class's own, that of a package, or `module:Name`."""
+        """Return the name of `part`: of the preset that it equals, of its class, in its package, or `module:Name`."""
         for name, entry in self._entries.items():
             if entry.preset and type(part) is entry.part and part == self.build(name):
                 return name
@@ -279,7 +279,7 @@ class Registry(Generic[T]):
         return named[0] if named else f"{kind.__module__}:{kind.__qualname__}"
 
     def complete(self, spec: Any) -> dict[str, Any]:
-        """A spec, or a built part, as a table with every option written out; nothing is checked yet."""
+        """Return a spec or a part as a table with every option, including defaults; nothing is checked."""
         if isinstance(spec, self._base):
             spec = {"name": self.name_of(spec), **vars(spec)}
         elif isinstance(spec, str):
@@ -305,7 +305,7 @@ def _imported(point: EntryPoint) -> Any:
 
 
 def import_object(kind: str, path: str) -> Any:
-    """The object that `module:Name` points to; modules of the working folder are found as well."""
+    """Return the object that `module:Name` refers to; modules in the current folder are found as well."""
     module_name, _, attribute = path.partition(":")
     sys.path.insert(0, str(Path.cwd()))
     try:

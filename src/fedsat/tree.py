@@ -1,8 +1,7 @@
 """Trees: the weights of a network, or anything shaped like them, as a dictionary of named tensors.
 
-Trees of several clients carry the client as the first axis of every tensor ("stacked"). A tree without
-that axis, such as the global model, broadcasts against stacked ones, so most formulas read the same for
-one client and for many.
+In trees of several clients ("stacked"), the first axis of every tensor is the client. A tree without that axis, such as
+the global model, broadcasts against stacked ones, so most formulas are the same for one client and for many.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ Tree = dict[str, Tensor]
 """Named tensors."""
 
 State = dict[str, Tree]
-"""Named trees: what a method remembers, sends or carries through a local round."""
+"""Named trees: what a method stores, sends or carries through a local round."""
 
 
 def tree_map(function: Callable[..., Tensor], *trees: Tree) -> Tree:
@@ -26,19 +25,19 @@ def tree_map(function: Callable[..., Tensor], *trees: Tree) -> Tree:
 
 
 def add(tree: Tree, other: Tree, scale: float = 1.0) -> Tree:
-    """tree + scale · other; for trees of equal shapes on a GPU in one pass over all tensors instead of one for each."""
+    """Return tree + scale · other; on a GPU in one pass over all tensors if shapes are equal."""
     sums = torch._foreach_add(list(tree.values()), [other[name] for name in tree], alpha=scale)
     return dict(zip(tree, sums, strict=True))
 
 
 def write(into: Tree, tree: Tree) -> None:
-    """Copy the numbers of `tree` into the tensors of `into`, on a GPU in one pass over all."""
+    """Copy the values of `tree` into the tensors of `into`; on a GPU in one pass over all tensors."""
     if into:
         torch._foreach_copy_(list(into.values()), [tree[name] for name in into])
 
 
 def zeros_like(tree: Tree) -> Tree:
-    """Zeros in the shape of `tree`."""
+    """Return zeros in the shape of `tree`."""
     return tree_map(torch.zeros_like, tree)
 
 
@@ -48,12 +47,12 @@ def concatenate(trees: Sequence[Tree]) -> Tree:
 
 
 def expand(tree: Tree, clients: int) -> Tree:
-    """A tree without client axis as a stacked one, sharing memory."""
+    """Return a tree without client axis as a stacked one that shares its memory."""
     return tree_map(lambda tensor: tensor.expand(clients, *tensor.shape), tree)
 
 
 def per_client(values: Tensor, like: Tensor) -> Tensor:
-    """One number per client, shaped to broadcast against the stacked tensor `like`."""
+    """Return one number per client, shaped to broadcast against the stacked tensor `like`."""
     return values.to(like.dtype).reshape(-1, *([1] * (like.dim() - 1)))
 
 
@@ -66,10 +65,10 @@ def norms(tree: Tree) -> Tensor:
 
 
 def weighted_sum(tree: Tree, weights: Tensor) -> Tree:
-    """Σ_k w_k · tree_k over the client axis."""
+    """Return Σ_k w_k · tree_k over the client axis."""
     return tree_map(lambda tensor: torch.tensordot(weights.to(tensor.dtype), tensor, dims=1), tree)
 
 
 def nbytes(trees: Iterable[Tree]) -> int:
-    """The bytes that the trees' tensors hold."""
+    """Return the total number of bytes of the trees' tensors."""
     return sum(tensor.numel() * tensor.element_size() for tree in trees for tensor in tree.values())

@@ -1,4 +1,4 @@
-"""Median, trimmed mean and multi-Krum against numbers worked out by hand, and on every method."""
+"""Median, trimmed mean and multi-Krum: calculations by hand, and every method with each of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedsat.algorithms import Algorithm, FedAvg, FedDyn, Model, Scaffold, Server
 from fedsat.algorithms.aggregator import Aggregator, CoordinateMedian, MultiKrum, TrimmedMean, suspected
 from fedsat.algorithms.weighting import Uniform
 from fedsat.errors import UsageError
-from tests.support.byhand import make_updates, one, played, same, scalar, values
+from tests.support.byhand import after_rounds, make_updates, one, same, scalar, values
 
 
 def weights(*numbers: float) -> Tensor:
@@ -45,11 +45,11 @@ def test_the_trimmed_mean_leaves_out_both_ends() -> None:
 
 
 def test_multi_krum_by_hand() -> None:
-    # Movements 0, 1, 3, 10, 11 with one hostile client: 5 − 1 − 2 = 2 neighbours, 4 chosen.
+    # Updates 0, 1, 3, 10, 11 with one malicious client: 5 − 1 − 2 = 2 neighbours, 4 chosen.
     #   scores: 0: 1+9 = 10   1: 1+4 = 5   3: 4+9 = 13   10: 1+49 = 50   11: 1+64 = 65  → 11 is left out
     kept = MultiKrum(hostile=0.2).select(one(0, 1, 3, 10, 11), FIFTH)
     assert kept.tolist() == pytest.approx([0.25, 0.25, 0.25, 0.25, 0])
-    # Two hostile clients: 1 neighbour, 3 chosen; 0: 1, 1: 1, 3: 4, 10: 1, 11: 1. Of equals the first are taken.
+    # Two malicious clients: 1 neighbour, 3 chosen; 0: 1, 1: 1, 3: 4, 10: 1, 11: 1. Of ties, the first are chosen.
     assert MultiKrum(hostile=0.4).select(one(0, 1, 3, 10, 11), FIFTH).tolist() == pytest.approx(
         [1 / 3, 1 / 3, 0, 1 / 3, 0]
     )
@@ -77,7 +77,7 @@ def test_suspects_are_the_share_rounded_up_but_fewer_than_half() -> None:
         TrimmedMean(hostile=0.5)
 
 
-def test_a_sum_becomes_so_many_times_the_centre() -> None:
+def test_a_sum_is_the_centre_times_the_number_of_clients() -> None:
     # Σ of 1, 2, 600 is 603; three times the median is 6. Multi-Krum leaves 600 out: 3 · 1.5.
     tree, given = one(1, 2, 600), weights(0.2, 0.3, 0.5)
     assert values(Aggregator().total(tree, given)) == [603.0]
@@ -86,7 +86,7 @@ def test_a_sum_becomes_so_many_times_the_centre() -> None:
     assert values(krum.total(tree, krum.select(tree, given))) == pytest.approx([4.5])
 
 
-def test_scaffold_and_feddyn_keep_what_the_combination_makes_of_their_clients() -> None:
+def test_scaffold_and_feddyn_use_the_aggregator_for_their_state() -> None:
     # Θ = 0, updates 1, 2, 90; N = 3. Median 2; the sum counts as 3 · 2, so λ̄ = 2 and Θ = 2 + 2.
     updates = make_updates(one(1, 2, 90), [1, 1, 1], 0.1, uploads={"control_change": one(-1, -2, -90)})
     third = Uniform().weigh(updates, None).weights
@@ -98,7 +98,7 @@ def test_scaffold_and_feddyn_keep_what_the_combination_makes_of_their_clients() 
     assert (values(after.memory["control"]), values(after.model.params)) == ([-2.0], [2.0])
 
 
-def test_buffers_are_combined_alike() -> None:
+def test_buffers_are_aggregated_alike() -> None:
     buffers = {"mean": torch.tensor([[1.0], [2.0], [900.0]]), "count": torch.tensor([1, 5, 3])}
     updates = make_updates(one(0, 0, 0), [1, 1, 1], 0.1, model=Model(one(0, 0, 0), buffers))
     after = FedAvg(aggregator=CoordinateMedian()).aggregate(
@@ -111,13 +111,13 @@ def test_buffers_are_combined_alike() -> None:
 @functools.cache  # every aggregator is compared with the same mean
 def trained(method: str, aggregator: str) -> Model:
     algorithm: Algorithm = algorithms.build({"name": method, "aggregator": aggregator})
-    return played(algorithm, rounds=2, per_round=4)
+    return after_rounds(algorithm, rounds=2, per_round=4)
 
 
 @pytest.mark.parametrize("aggregator", [name for name in aggregators if name != "mean"])
 @pytest.mark.parametrize("method", list(algorithms))
-def test_every_method_takes_every_combination(method: str, aggregator: str) -> None:
+def test_every_method_accepts_every_aggregator(method: str, aggregator: str) -> None:
     robust = trained(method, aggregator)
     assert all(bool(torch.isfinite(tensor).all()) for tensor in robust.params.values())
-    if aggregator != "damped-mean":  # in this small federation no update may be long or short enough
+    if aggregator != "damped-mean":  # in this small federation updates may be neither long nor short enough
         assert not same(robust, trained(method, "mean"))

@@ -1,4 +1,4 @@
-"""Elastic aggregation worked out by hand, and its case that is FedAvg."""
+"""Elastic aggregation by hand, and the special case that equals FedAvg."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 
 from fedsat.algorithms import Elastic, FedAvg, LocalResult, Model, Outputs, Server
 from fedsat.tree import Tree
-from tests.support.byhand import make_batch, make_task, make_updates, played, same
+from tests.support.byhand import after_rounds, make_batch, make_task, make_updates, same
 
 
 def tree(weight: list[list[float]], bias: list[list[float]]) -> Tree:
@@ -72,5 +72,5 @@ def test_shares_of_one_are_fedavg_bit_for_bit() -> None:
             state, upload = super().end(task, carry, result)
             return state, {"sensitivity": {name: torch.ones_like(t) for name, t in upload["sensitivity"].items()}}
 
-    assert same(played(Even(tau=1)), played(FedAvg()))
-    assert not same(played(Elastic(tau=1)), played(FedAvg()))
+    assert same(after_rounds(Even(tau=1)), after_rounds(FedAvg()))
+    assert not same(after_rounds(Elastic(tau=1)), after_rounds(FedAvg()))

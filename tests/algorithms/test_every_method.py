@@ -1,4 +1,4 @@
-"""Every registered method end to end: BatchNorm, awkward clients, traffic, and refused options."""
+"""Every registered method end to end: BatchNorm, unusual clients, traffic, and refused options."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from fedsat.errors import UsageError
 from fedsat.models import build_model
 from fedsat.rounds import LocalTraining, Sampling, run_round, start
 from fedsat.tree import nbytes
-from tests.support.byhand import played
+from tests.support.byhand import after_rounds
 from tests.support.federations import make_engine, tiny_dataset
 
 METHODS = {name: algorithms.build(name) for name in algorithms} | {
@@ -46,7 +46,7 @@ every_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 ROUNDS = 4
 ONE_CLASS, ONE_SAMPLE = 0, 1
 SEED = 8
-"""A seed whose draws call both awkward clients twice, some client once and some never (checked below)."""
+"""A seed with which both unusual clients are sampled twice, some clients once and some never (checked below)."""
 
 
 def awkward_engine(method: Algorithm) -> SequentialEngine:
@@ -78,13 +78,13 @@ def test_batchnorm_and_awkward_clients(method: Algorithm) -> None:
     assert 1 in counts
     assert 0 in counts
     server = training.server
-    # The model moved, all of it is finite, and so is what was kept.
+    # The model has changed, and it and all state are finite.
     assert engine.test(server.model).loss != before.loss
     trees = [server.model.params, server.model.buffers, *server.memory.values()]
     trees += [tree for state in training.states.values() for tree in state.values()]
     for tree in trees:
         assert all(bool(torch.isfinite(tensor).all()) for tensor in tree.values())
-    # Only clients that took part keep something; what is kept are parameters, but for MOON's whole model.
+    # Only clients that took part have a state. States are parameters, except that MOON keeps the whole model.
     assert set(training.states) == set(calls)
     for state in (server.memory, *training.states.values()):
         for name, tree in state.items():
@@ -92,7 +92,7 @@ def test_batchnorm_and_awkward_clients(method: Algorithm) -> None:
                 assert tree.keys() == server.model.buffers.keys()
             elif name != "objective":
                 assert tree.keys() == server.model.params.keys()
-    # BatchNorm's counter is a whole number still, the most steps that a client took.
+    # BatchNorm's counter is still an integer: the largest number of steps of a client.
     counter = server.model.buffers["stem.1.num_batches_tracked"]
     assert counter.dtype == torch.int64
     assert int(counter) > 0
@@ -102,11 +102,11 @@ def test_batchnorm_and_awkward_clients(method: Algorithm) -> None:
 def test_measured_bytes_agree_with_the_footprint(method: Algorithm) -> None:
     engine = awkward_engine(method)
     training = start(engine)
-    played_round = run_round(engine, training, Sampling(per_round=5, workers=1, seed=SEED))
+    result = run_round(engine, training, Sampling(per_round=5, workers=1, seed=SEED))
     weights = training.server.model
     params, model = nbytes([weights.params]), nbytes([weights.params, weights.buffers])
-    sizes, traffic = footprint(method), played_round.traffic
-    counts = traffic.workers  # one worker, the client itself: it fetches no model, it only reports counts
+    sizes, traffic = footprint(method), result.traffic
+    counts = traffic.workers  # the only worker is the client itself: it downloads no model and only reports counts
     assert traffic.down == 5 * (model + (sizes.down - 1) * params)
     stated = nbytes([method.weighting.statement(torch.from_numpy(engine.federation.class_counts[:5]))])
     assert traffic.up - counts == 5 * (model + (sizes.up - 1) * params) + stated
@@ -129,7 +129,7 @@ def test_every_method_learns(method: Algorithm) -> None:
 
 @every_method
 def test_a_run_repeats_bit_for_bit(method: Algorithm) -> None:
-    left, right = (played(method, rounds=2).params for _ in range(2))
+    left, right = (after_rounds(method, rounds=2).params for _ in range(2))
     assert all(torch.equal(left[name], right[name]) for name in left)
 
 

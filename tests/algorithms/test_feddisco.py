@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedsat.algorithms import DiscrepancyAware, FedAvg, FedDisco, Scaffold
-from tests.support.byhand import make_updates, one, played, same
+from tests.support.byhand import after_rounds, make_updates, one, same
 from tests.support.federations import make_engine
 
 COUNTS = torch.tensor([[4, 4], [8, 0], [3, 1]])
@@ -48,10 +48,11 @@ def test_cases_without_a_distance_or_a_positive_weight() -> None:
 
 
 def test_a_and_b_zero_are_fedavg_bit_for_bit() -> None:
-    assert same(played(FedDisco(weighting=DiscrepancyAware(a=0, b=0))), played(FedAvg()))
-    assert not same(played(FedDisco(), partition="ls"), played(FedAvg(), partition="ls"))
+    assert same(after_rounds(FedDisco(weighting=DiscrepancyAware(a=0, b=0))), after_rounds(FedAvg()))
+    assert not same(after_rounds(FedDisco(), partition="ls"), after_rounds(FedAvg(), partition="ls"))
     # Every method accepts the weighting.
-    assert not same(played(Scaffold(weighting=DiscrepancyAware()), partition="ls"), played(Scaffold(), partition="ls"))
+    weighted = Scaffold(weighting=DiscrepancyAware())
+    assert not same(after_rounds(weighted, partition="ls"), after_rounds(Scaffold(), partition="ls"))
 
 
 def test_clients_send_one_number() -> None:

@@ -1,4 +1,4 @@
-"""FedLADA worked out by hand, and its case that is FedAvg."""
+"""FedLADA by hand, and the special case that equals FedAvg."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedsat.algorithms import FedAvg, FedLADA, LocalResult, Model, Server, Uniform
-from tests.support.byhand import Bowl, Bowls, make_task, make_updates, one, played, same, scalar, values
+from tests.support.byhand import Bowl, Bowls, after_rounds, make_task, make_updates, one, same, scalar, values
 
 METHOD = FedLADA(alpha=0.5, beta1=0.5, beta2=0.5, epsilon=1)
 
@@ -48,11 +48,11 @@ def test_two_rounds_by_hand() -> None:
     method = FedLADA(alpha=0.5, beta1=0, beta2=1, epsilon=1)
     bowls = Bowls(method, [Bowl(4, K=2, n=9), Bowl(-4, K=1, n=1)], lr=0.5)
     assert (bowls.memory("second_moment"), bowls.memory("direction")) == (1, 0)
-    bowls.play(0, 1)
+    bowls.run_round(0, 1)
     assert (bowls.theta, bowls.memory("direction")) == (0.375, 0.125)
     # Round 2. A: g = −3.625: −1.75, θ = 1.25; g = −2.75: −1.3125, θ = 1.90625. B: g = 4.375: 2.25, θ = −0.75.
     # Θ = 0.578125; g_a = ½·((0.375 − 1.90625)/1 + (0.375 + 0.75)/0.5) = ½·(−1.53125 + 2.25) = 0.359375.
-    bowls.play(0, 1)
+    bowls.run_round(0, 1)
     assert (bowls.theta, bowls.memory("direction")) == (0.578125, 0.359375)
 
 
@@ -68,5 +68,7 @@ def test_first_steps_are_the_sign_of_the_gradient() -> None:
 def test_alpha_one_without_adaptation_is_fedavg_bit_for_bit() -> None:
     # Four clients a round: the mean of four ones is exactly 1, so v stays 1.
     plain = FedLADA(alpha=1, beta1=0, beta2=1, epsilon=1)
-    assert same(played(plain, per_round=4), played(FedAvg(weighting=Uniform()), per_round=4))
-    assert not same(played(FedLADA(alpha=1, beta1=0.5, beta2=1, epsilon=1)), played(FedAvg(weighting=Uniform())))
+    assert same(after_rounds(plain, per_round=4), after_rounds(FedAvg(weighting=Uniform()), per_round=4))
+    assert not same(
+        after_rounds(FedLADA(alpha=1, beta1=0.5, beta2=1, epsilon=1)), after_rounds(FedAvg(weighting=Uniform()))
+    )

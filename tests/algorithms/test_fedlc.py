@@ -1,4 +1,4 @@
-"""FedLC's calibrated logits worked out by hand; missing classes, one class, and the case that is FedAvg."""
+"""FedLC's calibrated logits by hand; missing classes, one class, and the special case that equals FedAvg."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch import Tensor
 import fedsat
 from fedsat.algorithms import FedAvg, FedLC, LogitCalibration, Outputs
 from fedsat.errors import TrainingError
-from tests.support.byhand import make_batch, make_task, played, same
+from tests.support.byhand import after_rounds, make_batch, make_task, same
 
 
 def losses(
     objective: LogitCalibration, counts: list[int], logits: list[list[float]], labels: list[int]
 ) -> tuple[list[float], Tensor]:
-    """The loss of each sample of one client, and the gradient of their sum by the logits."""
+    """Return the loss of each sample of one client, and the gradient of their sum with respect to the logits."""
     f = torch.tensor([logits], dtype=torch.float64, requires_grad=True)
     carry = objective.begin(make_task(1, class_counts=torch.tensor([counts])), {})
     loss, after = objective.loss(carry, Outputs(f), make_batch([[[0.0]] * len(labels)], [labels]))
@@ -54,8 +54,8 @@ def test_paper_form_leaves_the_true_class_out_and_has_no_minimum() -> None:
 
 def test_paper_form_runs_away_and_the_error_names_the_client() -> None:
     with pytest.raises(TrainingError, match=r"round \d+, client \d+, step \d+"):
-        played(FedLC(objective=LogitCalibration(variant="paper")), rounds=5)
-    played(FedLC(), rounds=5)
+        after_rounds(FedLC(objective=LogitCalibration(variant="paper")), rounds=5)
+    after_rounds(FedLC(), rounds=5)
 
 
 @pytest.mark.parametrize("variant", ["softmax", "paper"])
@@ -86,8 +86,8 @@ def test_tau_zero_masks_and_nothing_else() -> None:
 
 def test_tau_zero_with_all_classes_is_fedavg_bit_for_bit() -> None:
     flat = FedLC(objective=LogitCalibration(tau=0))
-    assert same(played(flat, partition="iid"), played(FedAvg(), partition="iid"))
-    assert not same(played(FedLC(), partition="ls"), played(FedAvg(), partition="ls"))
+    assert same(after_rounds(flat, partition="iid"), after_rounds(FedAvg(), partition="iid"))
+    assert not same(after_rounds(FedLC(), partition="ls"), after_rounds(FedAvg(), partition="ls"))
 
 
 def test_counts_are_each_clients_own() -> None:

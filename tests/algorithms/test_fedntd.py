@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from fedsat.algorithms import FedAvg, FedNTD, NotTrueDistillation, Outputs, Scaffold
-from tests.support.byhand import make_batch, played, same
+from tests.support.byhand import after_rounds, make_batch, same
 from tests.support.federations import make_engine
 
 
@@ -49,13 +49,13 @@ def test_torch_computes_the_same() -> None:
 def test_the_received_model_teaches() -> None:
     """The engine passes the logits of the received model, so the first step has no distillation gradient."""
     one_step = {"epochs": 1, "batch_size": 90, "rounds": 1, "clients": 3, "partition": "iid"}
-    left, right = (played(method, **one_step).params for method in (FedNTD(), FedAvg()))
+    left, right = (after_rounds(method, **one_step).params for method in (FedNTD(), FedAvg()))
     assert all(torch.allclose(left[name], right[name], rtol=0, atol=1e-12) for name in left)
-    assert not same(played(FedNTD(), rounds=1), played(FedAvg(), rounds=1))
+    assert not same(after_rounds(FedNTD(), rounds=1), after_rounds(FedAvg(), rounds=1))
 
 
 def test_beta_zero_and_two_classes_are_fedavg_bit_for_bit() -> None:
-    assert same(played(FedNTD(objective=NotTrueDistillation(beta=0))), played(FedAvg()))
+    assert same(after_rounds(FedNTD(objective=NotTrueDistillation(beta=0))), after_rounds(FedAvg()))
     # With two classes there is a single other class, whose probability is 1.
     f, received = torch.randn(2, 1, 3, 2, generator=torch.Generator().manual_seed(1))
     batch = make_batch([[[0.0]] * 3], [[0, 1, 1]])
@@ -67,7 +67,7 @@ def test_other_methods_accept_it() -> None:
     # Option I of SCAFFOLD evaluates the objective outside of training steps.
     for controls in ("I", "II"):
         method = Scaffold(objective=NotTrueDistillation(), controls=controls)  # type: ignore[arg-type]
-        assert not same(played(method), played(Scaffold(controls=controls)))  # type: ignore[arg-type]
+        assert not same(after_rounds(method), after_rounds(Scaffold(controls=controls)))  # type: ignore[arg-type]
 
 
 def test_other_objectives_get_no_second_pass(monkeypatch: pytest.MonkeyPatch) -> None:

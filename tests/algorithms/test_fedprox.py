@@ -1,11 +1,11 @@
-"""FedProx worked out by hand, and what it comes to at μ = 0."""
+"""FedProx by hand, and the special case μ = 0."""
 
 from __future__ import annotations
 
 import pytest
 
 from fedsat.algorithms import FedAvg, FedProx
-from tests.support.byhand import Bowl, Bowls, make_task, one, played, same, values
+from tests.support.byhand import Bowl, Bowls, after_rounds, make_task, one, same, values
 
 
 def test_two_rounds_by_hand() -> None:
@@ -13,10 +13,10 @@ def test_two_rounds_by_hand() -> None:
     # Round 1, Θ = 0. A (b = 4, two steps): gradient −4, θ = 2; −2 + 1·2 = 0, θ stays 2.
     # B (b = −2, one step): gradient 2, θ = −1. Θ = ¼·2 + ¾·(−1) = −0.25.
     bowls = Bowls(FedProx(mu=1), [Bowl(4, K=2, n=1), Bowl(-2, K=1, n=3)], lr=0.5)
-    bowls.play(0, 1)
+    bowls.run_round(0, 1)
     assert bowls.theta == -0.25
     # Round 2. A: −4.25, θ = 1.875; −2.125 + 2.125 = 0. B: 1.75, θ = −1.125. Θ = ¼·1.875 − ¾·1.125 = −0.375.
-    bowls.play(0, 1)
+    bowls.run_round(0, 1)
     assert bowls.theta == -0.375
 
 
@@ -27,5 +27,5 @@ def test_the_term_is_the_gradient_of_the_squared_norm() -> None:
 
 
 def test_mu_zero_is_fedavg_bit_for_bit() -> None:
-    assert same(played(FedProx(mu=0)), played(FedAvg()))
-    assert not same(played(FedProx(mu=0.1)), played(FedAvg()))
+    assert same(after_rounds(FedProx(mu=0)), after_rounds(FedAvg()))
+    assert not same(after_rounds(FedProx(mu=0.1)), after_rounds(FedAvg()))

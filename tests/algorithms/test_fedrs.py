@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedsat.algorithms import FedAvg, FedRS, Outputs, RestrictedSoftmax
-from tests.support.byhand import make_batch, make_task, played, same
+from tests.support.byhand import after_rounds, make_batch, make_task, same
 
 COUNTS = torch.tensor([[2, 4, 0], [0, 3, 0]])
 
@@ -36,6 +36,6 @@ def test_factors_are_each_clients_own() -> None:
 
 
 def test_alpha_one_and_all_classes_are_fedavg_bit_for_bit() -> None:
-    assert same(played(FedRS(objective=RestrictedSoftmax(alpha=1))), played(FedAvg()))
-    assert same(played(FedRS(), partition="iid"), played(FedAvg(), partition="iid"))
-    assert not same(played(FedRS()), played(FedAvg()))
+    assert same(after_rounds(FedRS(objective=RestrictedSoftmax(alpha=1))), after_rounds(FedAvg()))
+    assert same(after_rounds(FedRS(), partition="iid"), after_rounds(FedAvg(), partition="iid"))
+    assert not same(after_rounds(FedRS()), after_rounds(FedAvg()))

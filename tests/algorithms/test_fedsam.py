@@ -10,7 +10,7 @@ import torch
 from fedsat.algorithms import Algorithm, FedAvg, FedSAM, Moon, Uniform
 from fedsat.rounds import Sampling, run_round, start
 from fedsat.tree import Tree
-from tests.support.byhand import Bowl, Bowls, make_task, played, same
+from tests.support.byhand import Bowl, Bowls, after_rounds, make_task, same
 from tests.support.federations import make_engine, stacked, tiny_dataset
 
 
@@ -19,10 +19,10 @@ def test_two_rounds_by_hand() -> None:
     # Round 1, Θ = 0. A (b = 4, two steps): −4 − 1, θ = 2.5; −1.5 − 1, θ = 3.75. B (b = −2, one step): 2 + 1, θ = −1.5.
     # Weights are uniform: Θ = (3.75 − 1.5)/2 = 1.125.
     bowls = Bowls(FedSAM(rho=1), [Bowl(4, K=2, n=1), Bowl(-2, K=1, n=3)], lr=0.5)
-    bowls.play(0, 1)
+    bowls.run_round(0, 1)
     assert bowls.theta == 1.125
     # Round 2, B alone: 3.125 + 1, θ = 1.125 − 2.0625.
-    bowls.play(1)
+    bowls.run_round(1)
     assert bowls.theta == -0.9375
 
 
@@ -35,8 +35,8 @@ def test_the_perturbation_is_along_the_gradient_over_all_tensors_of_a_client() -
 
 
 def test_rho_zero_is_fedavg() -> None:
-    assert same(played(FedSAM(rho=0)), played(FedAvg(weighting=Uniform())))
-    assert not same(played(FedSAM(rho=0.1)), played(FedAvg(weighting=Uniform())))
+    assert same(after_rounds(FedSAM(rho=0)), after_rounds(FedAvg(weighting=Uniform())))
+    assert not same(after_rounds(FedSAM(rho=0.1)), after_rounds(FedAvg(weighting=Uniform())))
 
 
 @pytest.mark.parametrize("kind", [None, stacked])
@@ -45,7 +45,7 @@ def test_one_pass_updates_batchnorm(kind: object) -> None:
     settings = {"dataset": tiny_dataset(40, (3, 8, 8)), "model": {"name": "resnet8", "width": 2}, "epochs": 1}
     if kind is not None:
         settings["engine"] = kind
-    left, right = played(FedSAM(rho=0), **settings), played(FedAvg(weighting=Uniform()), **settings)
+    left, right = after_rounds(FedSAM(rho=0), **settings), after_rounds(FedAvg(weighting=Uniform()), **settings)
     assert all(torch.allclose(left.buffers[name], right.buffers[name], rtol=0, atol=1e-12) for name in right.buffers)
 
 

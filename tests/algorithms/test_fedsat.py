@@ -1,4 +1,4 @@
-"""FedSat's correction worked out by hand, and what its parts come to when switched off."""
+"""FedSat's correction by hand (equations 5 to 7), and the special cases without its parts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fedsat.algorithms import (
 from fedsat.algorithms.objective import CrossEntropy
 from fedsat.algorithms.weighting import BySamples
 from fedsat.errors import UsageError
-from tests.support.byhand import make_batch, make_task, make_updates, one, played, same, scalar
+from tests.support.byhand import after_rounds, make_batch, make_task, make_updates, one, same, scalar
 
 
 def task(received: float, kept: tuple[float, ...], lr: float = 0.1) -> Task:
@@ -43,7 +43,7 @@ def test_local_step_is_corrected() -> None:
 
 def test_client_keeps_its_mean_raw_gradient() -> None:
     # K = (2, 4) steps end at (0.4, 1.4) from 1: displacement/(ηK) = 0.6/0.2 = 3 and −0.4/0.4 = −1;
-    # less the drift (1, −1): v = 2 and 0. The client with raw gradients 2, 2 indeed walked 1 → 0.7 → 0.4.
+    # minus the drift (1, −1): v = 2 and 0. With raw gradients 2, 2, the first client indeed goes 1 → 0.7 → 0.4.
     method, given = FedSat(gamma=0.5), task(3.0, (1.0, 5.0))
     state, upload = method.end(given, method.begin(given), LocalResult(one(0.4, 1.4), {}, torch.tensor([2, 4])))
     assert state["direction"]["w"].flatten().tolist() == pytest.approx([2.0, 0.0])
@@ -66,17 +66,17 @@ def test_server_direction_uses_the_weighted_steps() -> None:
 
 
 def test_inertia_keeps_some_of_the_former_direction() -> None:
-    # As above the update is 1.4; a quarter of the former v = −2 stays: 0.75·1.4 − 0.25·2 = 0.55.
+    # As above, the direction is 1.4; a quarter of the previous v = −2 is kept: 0.75·1.4 − 0.25·2 = 0.55.
     server = Server(Model(scalar(1.0), {}), {"direction": scalar(-2.0)})
     updates, weights = make_updates(one(0.4, 1.4), [2, 4], 0.1), torch.tensor([0.75, 0.25]).double()
     after = FedSat(inertia=0.25).aggregate(server, updates, weights)
-    assert float(after.model.params["w"]) == pytest.approx(0.65)  # the model itself moves as ever
+    assert float(after.model.params["w"]) == pytest.approx(0.65)  # the model's update is unchanged
     assert float(after.memory["direction"]["w"]) == pytest.approx(0.55)
     with pytest.raises(UsageError, match="below 1"):
         FedSat(inertia=1.0)
 
 
-def test_direction_is_momentum_less_what_clients_said_last_time() -> None:
+def test_direction_is_momentum_minus_the_clients_last_directions() -> None:
     # γ = 0.5, v_t = 3, v_k = (1, 5), raw gradients 2 and 4, one step each, weights one half:
     # v_{t+1} = γ v_t + mean(g_k − γ v_k) = 1.5 + ((2 − 0.5) + (4 − 2.5))/2 = 3.
     method, given = FedSat(gamma=0.5), task(3.0, (1.0, 5.0))
@@ -120,16 +120,16 @@ def test_paper_scale_takes_the_gradient_at_the_final_model_over_all_samples() ->
 
 def test_all_parts_off_is_fedavg_bit_for_bit() -> None:
     bare = FedSat(objective=CrossEntropy(), weighting=BySamples(), correction=False)
-    assert same(played(bare), played(FedAvg()))
+    assert same(after_rounds(bare), after_rounds(FedAvg()))
 
 
 def test_gamma_zero_is_no_correction_bit_for_bit() -> None:
-    assert same(played(FedSat(gamma=0)), played(FedSat(correction=False)))
+    assert same(after_rounds(FedSat(gamma=0)), after_rounds(FedSat(correction=False)))
 
 
 def test_epsilons_of_one_are_cross_entropy_bit_for_bit() -> None:
     flat = FedSat(objective=PredictionSensitiveLoss(epsilon1=1, epsilon2=1, tau=0))
-    assert same(played(flat), played(FedSat(objective=CrossEntropy())))
+    assert same(after_rounds(flat), after_rounds(FedSat(objective=CrossEntropy())))
 
 
 @pytest.mark.parametrize(
@@ -148,18 +148,18 @@ def test_epsilons_of_one_are_cross_entropy_bit_for_bit() -> None:
     ],
 )
 def test_every_option_changes_the_result(other: Algorithm) -> None:
-    assert not same(played(FedSat()), played(other))
+    assert not same(after_rounds(FedSat()), after_rounds(other))
 
 
 def test_presets() -> None:
-    letter = algorithms.build("fedsat:paper")
-    assert letter == FedSat(
+    as_printed = algorithms.build("fedsat:paper")
+    assert as_printed == FedSat(
         gamma=1,
         scale="paper",
         objective=PredictionSensitiveLoss(epsilon2=2, over="all", source="evaluation", tau=0),
         weighting=PrioritizedClassWeights(priority="hard", weights="product", fnr="paper", min_effective=0, sigma=1),
     )
-    assert algorithms.name_of(letter) == "fedsat:paper"
+    assert algorithms.name_of(as_printed) == "fedsat:paper"
     assert algorithms.build("fedsat") == FedSat()
     with pytest.raises(UsageError, match="gamma"):
         FedSat(gamma=-1)

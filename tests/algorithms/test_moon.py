@@ -1,4 +1,4 @@
-"""MOON's contrastive term worked out by hand, what clients keep for it, and its cases that are FedAvg."""
+"""MOON's contrastive term by hand, the clients' state, and the special cases that equal FedAvg."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedsat.options import Spec
 from fedsat.rounds import Sampling, run_round, start
 from fedsat.rounds.sampling import batch_order
 from fedsat.tree import Tree
-from tests.support.byhand import make_batch, make_task, played, same
+from tests.support.byhand import after_rounds, make_batch, make_task, same
 from tests.support.federations import make_engine, tiny_dataset
 
 IMAGES = {"dataset": tiny_dataset(40, (3, 8, 8)), "model": {"name": "resnet8", "width": 2}, "epochs": 1}
@@ -61,16 +61,17 @@ def test_contrastive_term_by_hand() -> None:
 @pytest.mark.parametrize("model", ["mlp", *NORMS])
 def test_mu_zero_is_fedavg_bit_for_bit(model: Spec) -> None:
     settings = {**IMAGES, "model": model, "rounds": 2}
-    assert same(played(Moon(mu=0), **settings), played(FedAvg(), **settings))
+    assert same(after_rounds(Moon(mu=0), **settings), after_rounds(FedAvg(), **settings))
 
 
 @pytest.mark.parametrize("model", ["mlp", *NORMS])
 def test_the_first_participation_is_fedavg_bit_for_bit(model: Spec) -> None:
     settings = {**IMAGES, "model": model}
-    assert same(played(Moon(mu=5), rounds=1, **settings), played(FedAvg(), rounds=1, **settings))
-    # All five clients come back in the second round: then the term counts.
+    assert same(after_rounds(Moon(mu=5), rounds=1, **settings), after_rounds(FedAvg(), rounds=1, **settings))
+    # All five clients are sampled again in the second round, where the term matters.
     assert not same(
-        played(Moon(mu=5), rounds=2, per_round=5, **settings), played(FedAvg(), rounds=2, per_round=5, **settings)
+        after_rounds(Moon(mu=5), rounds=2, per_round=5, **settings),
+        after_rounds(FedAvg(), rounds=2, per_round=5, **settings),
     )
 
 
@@ -85,7 +86,7 @@ def test_clients_keep_the_model_that_their_training_ended_with() -> None:
         ]:
             assert state[kept].keys() == sent.keys()
             assert all(torch.equal(state[kept][name][0], tensor[row]) for name, tensor in sent.items())
-    # Whoever is not called keeps its model as it was, however old.
+    # Clients that are not sampled keep their model, however old it is.
     training.states = dict(zip(trained.updates.clients.tolist(), trained.states, strict=True))
     before = dict(training.states)
     called = run_round(engine, training, Sampling(per_round=2, workers=1, seed=3)).clients.tolist()

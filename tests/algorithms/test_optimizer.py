@@ -31,7 +31,7 @@ from tests.support.federations import make_engine
 )
 def test_two_steps_by_hand(optimizer: SGD, theta: float) -> None:
     bowls = Bowls(FedAvg(), [Bowl(4, K=2)], lr=0.5, optimizer=optimizer)
-    bowls.play(0)
+    bowls.run_round(0)
     assert bowls.theta == pytest.approx(theta, abs=1e-5)  # torch's clipping adds 1e−6 to the norm
 
 
@@ -55,14 +55,14 @@ def test_scaffold_divides_by_the_effective_steps() -> None:
     # η = ½, μ = ½. A: 0 → 2 → 4, c_A = −4/(½·2.5) = −3.2, the mean of −4 and −2 with weights 1.5 and 1.
     # B, one step: 0 → −2, c_B = 4. Θ = 1, c = (−3.2 + 4)/2.
     bowls = Bowls(Scaffold(), [Bowl(4, K=2), Bowl(-4, K=1)], lr=0.5, optimizer=SGD(momentum=0.5))
-    bowls.play(0, 1)
+    bowls.run_round(0, 1)
     assert bowls.theta == 1
     assert bowls.kept(0, "control") == pytest.approx(-3.2)
     assert bowls.kept(1, "control") == pytest.approx(4)
     assert bowls.memory("control") == pytest.approx(0.4)
     # Round 2, A corrected by 0.4 + 3.2: −3 + 3.6 = 0.6 → 0.7; −3.3 + 3.6 = 0.3, v = 0.6 → 0.4.
     # c_A = (1 − 0.4)/1.25 − 3.6 = −3.12, the mean of the raw gradients −3 and −3.3 with weights 1.5 and 1.
-    bowls.play(0)
+    bowls.run_round(0)
     assert bowls.theta == pytest.approx(0.4)
     assert bowls.kept(0, "control") == pytest.approx(-3.12)
 
@@ -71,7 +71,7 @@ def test_fedsat_divides_by_the_effective_steps() -> None:
     # As above: v_k = −3.2 and 4; v = (0 − 1)/(½ · (2.5 + 1)/2) = −8/7.
     method = FedSat(weighting=Uniform())
     bowls = Bowls(method, [Bowl(4, K=2), Bowl(-4, K=1)], lr=0.5, optimizer=SGD(momentum=0.5))
-    bowls.play(0, 1)
+    bowls.run_round(0, 1)
     assert bowls.kept(0, "direction") == pytest.approx(-3.2)
     assert bowls.kept(1, "direction") == pytest.approx(4)
     assert bowls.memory("direction") == pytest.approx(-8 / 7)

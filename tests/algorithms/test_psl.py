@@ -1,4 +1,4 @@
-"""The prediction-sensitive loss against numbers worked out by hand."""
+"""The prediction-sensitive loss by hand (equations 3 and 4)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedsat.errors import UsageError
 
 
 def logits_for(predictions: list[int], classes: int = 3) -> Tensor:
-    """Logits that predict the given classes: 2 for the predicted class, 0 for the others."""
+    """Return logits that predict the given classes: 2 for the predicted class, 0 for the others."""
     return 2.0 * torch.nn.functional.one_hot(torch.tensor([predictions]), classes).double()
 
 
@@ -51,7 +51,7 @@ def test_batches_add_up_within_a_round() -> None:
     assert float(loss) == pytest.approx(1.5 * WRONG)
 
 
-def test_paper_letter_counts_the_diagonal() -> None:
+def test_as_printed_the_diagonal_counts() -> None:
     # True 0 0 0 0 1, predicted 0 0 0 1 1. All cells: max is the diagonal's 3, so cs(0,1) = 1 + 1/3.
     loss, _ = PredictionSensitiveLoss(epsilon2=2, over="all").loss(
         empty(), Outputs(logits_for([0, 0, 0, 1, 1])), batch_of([0, 0, 0, 0, 1])
@@ -147,7 +147,7 @@ def test_memory_carries_a_share_to_the_next_round() -> None:
 
 
 def calibrated(counts: list[list[int]], **options: float) -> tuple[PredictionSensitiveLoss, dict[str, Tensor]]:
-    """The loss without costs, and its carry for clients with these samples of each class."""
+    """Return the loss without costs, and its carry for clients with these numbers of samples per class."""
     objective = PredictionSensitiveLoss(epsilon1=1, epsilon2=1, **options)
     return objective, objective.begin(replace(a_task([], []), class_counts=torch.tensor(counts)), {})
 

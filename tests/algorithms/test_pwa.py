@@ -1,4 +1,4 @@
-"""Prioritized-class weights against numbers worked out by hand (SPEC §4)."""
+"""Prioritized-class weights by hand (equations 8 to 21)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedsat.metrics import ClassCounts
 
 
 def counts(predicted: list[list[int]], correct: list[list[int]], labels: list[list[int]]) -> ClassCounts:
-    """Counts of clients (rows), each with one worker."""
+    """Return counts of clients (rows), each with one worker."""
     return ClassCounts(*(torch.tensor(rows).unsqueeze(1) for rows in (predicted, correct, labels)))
 
 
@@ -74,10 +74,10 @@ def test_product_is_the_papers_formula() -> None:
     assert got.tolist() == pytest.approx([a / (a + b), b / (a + b)])
 
 
-def test_threshold_leaves_out_the_struggling() -> None:
+def test_threshold_leaves_out_clients_with_high_scores() -> None:
     # Mean score 0.5775; σ = 1 keeps B (0.5) and drops A (0.655).
     assert weigh(counts(PREDICTED, CORRECT, LABELS), sigma=1).tolist() == [0, 1]
-    # σ = 0.5: nobody is at or below 0.289, so the best client alone stays.
+    # σ = 0.5: no client is at or below 0.289, so only the best one stays.
     assert weigh(counts(PREDICTED, CORRECT, LABELS), sigma=0.5).tolist() == [0, 1]
 
 
@@ -123,7 +123,7 @@ def test_one_client_weighs_one() -> None:
     assert weigh(counts([PREDICTED[0]], [CORRECT[0]], [LABELS[0]])).tolist() == [1.0]
 
 
-def test_nobody_right_weighs_alike() -> None:
+def test_clients_without_correct_predictions_have_equal_weights() -> None:
     # Both models predict the other class throughout: no true positive anywhere, P = 0 for both.
     assert weigh(counts([[5, 5]] * 2, [[0, 0]] * 2, [[5, 5]] * 2)).tolist() == [0.5, 0.5]
 

@@ -1,4 +1,4 @@
-"""What is told of workers' reports when some may lie, by hand; and the filter that FedSat makes of it."""
+"""Statistics of workers' reports when some may lie, by hand, and FedSat's filter that uses them."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def test_weighted_median() -> None:
 
 def test_median_rates_by_hand() -> None:
     # Class 0: workers hold 4, 2, 10 and get 3, 2, 0 right: recalls 0.75, 1, 0; median 0.75 of 3 · 4 samples = 9 right.
-    # Class 1: 4, 2, 0 held, 2, 1, 0 right: recall 0.5, 0.5 (the third cannot tell); of 2 · 2 samples 2 right.
+    # Class 1: 4, 2, 0 held, 2, 1, 0 right: recall 0.5, 0.5 (undefined for the third); of 2 · 2 samples 2 right.
     # False positives of 0, per sample of others: (5 − 3)/4, (3 − 2)/2, none to judge by → 0.5 · 4 = 2 of class 1's 4.
     # Of class 1: (3 − 2)/4, (1 − 1)/2, (10 − 0)/10 → the middle of 0, 0.25, 1 is 0.25, of class 0's 12: 3.
-    # What the client itself says, in the first place, does not count.
+    # The client's own report, in the first column, does not count.
     given = reports(
         [[[90, 0], [5, 3], [3, 1], [0, 10]]], [[[90, 0], [3, 2], [2, 1], [0, 0]]], [[[90, 0], [4, 4], [2, 2], [10, 0]]]
     )
@@ -62,27 +62,27 @@ def test_recall_on_own_classes_by_hand() -> None:
     #   worker B holds 1 and 2, recalls 0.5 and 0.9: finds 0.5, has seen 1/4
     #   worker C holds 2 alone: has seen nothing
     #   worker D holds 0 alone, recall 0:            finds 0, has seen 3/4
-    # In order 0 (3/4), 0.5 (1/4), 0.75 (1): half of 2 is reached at 0.5. What the client says of its model is not read.
+    # In order 0 (3/4), 0.5 (1/4), 0.75 (1): half of 2 is reached at 0.5. The client's own report is not used.
     correct = [[[0, 0, 0], [8, 0, 0], [0, 1, 9], [0, 0, 5], [0, 0, 0]]]
     labels = [[[3, 1, 0], [8, 4, 0], [0, 2, 10], [0, 0, 5], [6, 0, 0]]]
     given = reports(labels, correct, labels)
     assert recall_on_own_classes(given).tolist() == [0.5]
 
 
-def test_nobody_else_can_tell() -> None:
+def test_recall_is_undefined_without_other_workers() -> None:
     # Alone, or with a worker that holds none of the client's classes, or one that did not report.
     assert recall_on_own_classes(reports([[[2, 0]]], [[[2, 0]]], [[[2, 0]]])).isnan().all()
     given = reports([[[2, 0], [0, 3], [0, 0]]], [[[2, 0], [0, 3], [0, 0]]], [[[2, 0], [0, 3], [0, 0]]])
     assert recall_on_own_classes(given).isnan().all()
 
 
-def test_who_reports_nothing_of_itself_is_judged_by_all_classes() -> None:
+def test_a_client_without_a_report_is_evaluated_on_all_classes() -> None:
     given = reports([[[0, 0], [4, 4]]], [[[0, 0], [4, 2]]], [[[0, 0], [4, 4]]])
     assert recall_on_own_classes(given).tolist() == [0.75]
 
 
 # Four clients that hold one of two classes; three other workers hold ten samples of either.
-# Clients 0 to 2 know their class, 0.9, 1, 0.9 of it, and not the other; client 3 knows neither its own (0.1) nor more.
+# Clients 0 to 2 recognise only their class (0.9, 1, 0.9); client 3 recognises neither (0.1 of its class).
 MIX = [[5, 0], [0, 5], [5, 0], [0, 5]]
 RIGHT = [[9, 0], [0, 10], [9, 0], [0, 1]]
 LABELS = [[mix, *[[10, 10]] * 3] for mix in MIX]
@@ -112,7 +112,7 @@ def test_bad_models_are_left_out_even_where_they_are_the_majority() -> None:
 
 
 def test_one_liar_of_three_moves_the_sum_but_not_the_medians() -> None:
-    # The last worker claims a thousand times the samples, calls client 3 perfect and the others wrong throughout.
+    # The last worker claims a thousand times the samples, and reports client 3 as perfect and the others as wrong.
     labels = [[*workers[:3], [10_000, 10_000]] for workers in LABELS]
     correct = [[*workers[:3], [10_000, 10_000] if client == 3 else [0, 0]] for client, workers in enumerate(CORRECT)]
     lied = weights(correct, labels, min_effective=0)
@@ -122,7 +122,7 @@ def test_one_liar_of_three_moves_the_sum_but_not_the_medians() -> None:
     assert robust[3] == 0
 
 
-def test_long_and_short_movements_weigh_less() -> None:
+def test_long_and_short_updates_weigh_less() -> None:
     # Lengths 1, 2, 2, 2, 30, 0.1: the median of those that moved is 2, ratios 0.5, 1, 1, 1, 15, 0.05.
     # Beyond 1.5: (1.5/15)² = 1/100; below 0.2: (0.05/0.2)² = 1/16.
     damped = DampedMean(longest=1.5, shortest=0.2)
@@ -132,14 +132,14 @@ def test_long_and_short_movements_weigh_less() -> None:
     assert kept.tolist() == pytest.approx([1 / total] * 4 + [0.01 / total, 0.0625 / total])
 
 
-def test_who_does_not_move_gets_no_weight_unless_nobody_does() -> None:
+def test_zero_updates_get_no_weight_unless_all_are_zero() -> None:
     third = torch.full((3,), 1 / 3, dtype=torch.float64)
     assert DampedMean().select(one(0, 0, 5), third).tolist() == [0, 0, 1]
     assert DampedMean(shortest=0).select(one(0, 0, 5), third).tolist() == pytest.approx([1 / 3] * 3)
     assert DampedMean().select(one(0, 0, 0), third).tolist() == third.tolist()
 
 
-def test_a_worker_that_finds_what_nobody_finds_is_not_believed() -> None:
+def test_a_worker_that_deviates_from_all_others_is_ignored() -> None:
     # Two clients of class 0. Workers 5, 6, 7, 8, 9 find 1, 1, 0, 0.6, 1 of the first, 0.9, 1, 0, 0.8, 0.9 of the
     # second: medians 1 and 0.9. Worker 7 is off by (1 + 0.9)/2, worker 8 by (0.4 + 0.1)/2 = 0.25, others by less.
     labels = [[[5, 0], *[[10, 0]] * 5]] * 2
@@ -149,4 +149,4 @@ def test_a_worker_that_finds_what_nobody_finds_is_not_believed() -> None:
     left = believable(given)
     assert left.labels[..., 0].tolist() == [[5, 10, 10, 0, 10, 10], [5, 10, 0, 10, 10, 10]]
     assert left.workers is nodes
-    assert believable(reports(labels, correct, labels)).labels.tolist() == labels  # nothing is known of who is who
+    assert believable(reports(labels, correct, labels)).labels.tolist() == labels  # workers are unknown

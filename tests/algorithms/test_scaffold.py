@@ -1,4 +1,4 @@
-"""SCAFFOLD worked out by hand, both options, and its invariant: c is the mean of all clients' c_k."""
+"""SCAFFOLD by hand, both options, and its invariant: c is the mean of all clients' c_k."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from tests.support.federations import make_engine
 
 
 def test_two_rounds_by_hand_with_a_client_missing_in_each() -> None:
-    # Three clients, η = 0.5; sizes differ but do not count. Round 1 calls A (b = 4, K = 2) and B (b = −4, K = 1).
+    # Three clients, η = 0.5; sizes differ but do not count. Round 1 samples A (b = 4, K = 2) and B (b = −4, K = 1).
     # A: 0 → 2 → 3, c_A = (0 − 3)/(0.5·2) = −3, the mean of its gradients −4 and −2.
     # B: 0 → −2, c_B = 2/(0.5·1) = 4. Θ = (3 − 2)/2 = 0.5; c = (−3 + 4)/3, over all three clients.
     bowls = Bowls(Scaffold(), [Bowl(4, K=2, n=9), Bowl(-4, K=1, n=1), Bowl(2, K=3, n=5)], lr=0.5)
-    bowls.play(0, 1)
+    bowls.run_round(0, 1)
     assert bowls.theta == 0.5
     assert bowls.kept(0, "control") == -3
     assert bowls.kept(1, "control") == 4
     assert bowls.memory("control") == pytest.approx(1 / 3)
-    # Round 2 calls B and C (b = 2, K = 3, c_C = 0).
+    # Round 2 samples B and C (b = 2, K = 3, c_C = 0).
     # B: gradient 4.5, corrected by c − c_B = −11/3 to 5/6: θ = 1/2 − 5/12 = 1/12.
     #    c_B = 4 − 1/3 + (5/12)/0.5 = 4.5, its raw gradient.
     # C, corrected by +1/3: −7/6, −7/12, −7/24 lead 1/2 → 13/12 → 11/8 → 73/48.
     #    c_C = 0 − 1/3 + (1/2 − 73/48)/1.5 = −73/72, the mean of −3/2, −11/12 and −5/8.
     # Θ = (1/12 + 73/48)/2 = 77/96; c = 1/3 + (4.5 − 4 − 73/72)/3 = 35/216.
-    bowls.play(1, 2)
+    bowls.run_round(1, 2)
     assert bowls.theta == pytest.approx(77 / 96)
     assert bowls.kept(0, "control") == -3
     assert bowls.kept(1, "control") == pytest.approx(4.5)
@@ -70,7 +70,7 @@ def test_the_controls_lead_to_the_mean_minimum_where_fedavg_drifts() -> None:
     # The mean of the losses has its minimum at the mean of the b, 2. Two clients of three take part, steps differ.
     bowls = Bowls(Scaffold(), [Bowl(9, K=3), Bowl(-4, K=1), Bowl(1, K=2)], lr=0.1)
     for number in range(600):
-        bowls.play(*[[0, 1], [1, 2], [0, 2]][number % 3])
+        bowls.run_round(*[[0, 1], [1, 2], [0, 2]][number % 3])
     assert bowls.theta == pytest.approx(2)
     assert [bowls.kept(client, "control") for client in range(3)] == pytest.approx([-7, 6, 1])
 

@@ -1,4 +1,4 @@
-"""Every test of the command line works in a folder of its own."""
+"""Every test of the command line runs in its own folder."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
         "--batch-size --lr --model --workers --seed --device --out --set --without --evaluate-every"
     ).split():
         assert option in out
-    assert "\\" not in fedsat(capsys, "compare", "--help")[1]  # brackets that somebody escaped for somebody else
+    assert "\\" not in fedsat(capsys, "compare", "--help")[1]  # no escaped brackets
 
 
 def test_run_shows_rounds_and_a_table_and_leaves_files(capsys: pytest.CaptureFixture[str]) -> None:
@@ -175,7 +175,7 @@ def test_own_data(capsys: pytest.CaptureFixture[str]) -> None:
     np.save("mine/labels.npy", np.arange(90) % 5)
     code, out, _ = fedsat(capsys, "run", *SMALL, "--clients", "10", "--dataset", "./mine", "--out", "run")
     assert code == 0
-    assert "note: " in out  # a sixth is held out for testing, and that is said
+    assert "note: " in out  # the note says that a sixth is held out for testing
 
 
 def test_list_alone_lists_everything(capsys: pytest.CaptureFixture[str]) -> None:
@@ -201,7 +201,7 @@ WRONG = [
     (["run", "--without", "everything"], "unknown part to leave out"),
     (["run", "nowhere.toml"], "no configuration file"),
     (["run", "--nothing"], "No such option: --nothing"),
-    (["resume", "nowhere"], "nowhere holds no run"),
+    (["resume", "nowhere"], "nowhere contains no run"),
     (["list", "method"], "did you mean 'methods'?"),
     (["run", "--partition", "ls", "--classes-per-client", "2"], "option of the partition ls: 'classes_per_client'"),
     (["run", "--dataset", ""], "dataset is empty"),

@@ -1,4 +1,4 @@
-"""`fedsat compare`: the same federation for all, going on, several runs at once."""
+"""`fedsat compare`: the same federation for all methods, resuming, several runs at once."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Wrong(Algorithm):
 @dataclass(frozen=True)
 class Killed(Algorithm):
     def aggregate(self, server, updates, weights):
-        os._exit(9)  # as the system ends a process that takes too much memory
+        os._exit(9)  # like a process that the system kills for lack of memory
 """
 
 
@@ -123,7 +123,7 @@ def test_a_method_that_diverges_does_not_stop_the_others(capsys: pytest.CaptureF
 
 
 def any_left(group: int) -> bool:
-    """Whether a process of the group is still there."""
+    """Whether a process of the group is still running."""
     try:
         os.killpg(group, 0)
     except ProcessLookupError:
@@ -162,7 +162,7 @@ def test_runs_in_processes_are_stopped_together(tmp_path: Path, number: signal.S
 def test_compare_takes_up_what_was_interrupted(capsys: pytest.CaptureFixture[str]) -> None:
     call = ["compare", *SMALL, "--methods", "fedavg,fedsat", "--checkpoint-every", "1", "--out"]
     fedsat(capsys, *call, "whole")
-    assert not Path("whole/fedsat-seed0/checkpoints").exists()  # nobody resumes a finished one
+    assert not Path("whole/fedsat-seed0/checkpoints").exists()  # a completed run has no checkpoint
     settings = tomllib.loads(Path("whole/fedsat-seed0/config.toml").read_text())
     run = package.prepare(package.Config.of(settings), Path("cut/fedsat-seed0"))
     run.run_round()
@@ -173,14 +173,14 @@ def test_compare_takes_up_what_was_interrupted(capsys: pytest.CaptureFixture[str
     assert "note: cut/fedsat-seed0 resumes after round 2 of 3" in out
     assert {path.name for path in Path("cut").iterdir() if path.is_dir()} == {"fedavg-seed0", "fedsat-seed0"}
     assert results(Path("cut/fedsat-seed0")) == results(Path("whole/fedsat-seed0"))
-    # A checkpoint that cannot be used is reported, and the run starts again beside it.
+    # A checkpoint that cannot be used is reported, and the run starts again in a new folder.
     run = package.prepare(package.Config.of(settings), Path("bad/fedsat-seed0"))
     run.run_round()
     del run
     Path("bad/fedsat-seed0/checkpoints/round-000001.json").write_text("{}")
     code, out, _ = fedsat(capsys, *call, "bad")
     assert code == 0
-    assert "it starts again in bad/fedsat-seed0-2\n" in out
+    assert "starting again in bad/fedsat-seed0-2\n" in out
     assert results(Path("bad/fedsat-seed0-2")) == results(Path("whole/fedsat-seed0"))
 
 
@@ -195,5 +195,5 @@ def test_what_there_is_to_know_of_runs_in_processes_is_told(capsys: pytest.Captu
     Path("cut/fedavg-seed0/checkpoints/round-000001.json").write_text("{}")
     notes = sorted(line for line in fedsat(capsys, *call, "cut", "--jobs", "2")[1].splitlines() if "note:" in line)
     assert notes[0].startswith("fedavg-seed0  note: cut/fedavg-seed0 cannot be resumed: the checkpoint of round 1")
-    assert notes[0].endswith("; it starts again in cut/fedavg-seed0-2")
+    assert notes[0].endswith("; starting again in cut/fedavg-seed0-2")
     assert "fedsat-seed0  note: cut/fedsat-seed0 resumes after round 1 of 3" in notes

@@ -1,4 +1,4 @@
-"""Small stand-ins for the official files, and a web server on the loopback address to fetch them from."""
+"""Small versions of the official files, and a web server on the loopback address to download them from."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ Writer = Callable[[Path], Path]
 
 
 def idx(array: np.ndarray) -> bytes:
-    """An idx file of bytes, as MNIST's authors define it."""
+    """Return an idx file of bytes, as MNIST's authors define it."""
     return b"\x00\x00\x08" + bytes([array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
 
 
 @pytest.fixture
 def tiny() -> Arrays:
-    """Something in the form of MNIST, with 20 + 10 images."""
+    """Return arrays in the form of MNIST, with 20 + 10 images."""
     rng = np.random.default_rng(5)
     images = rng.integers(0, 256, (30, 1, 28, 28), dtype=np.uint8)
     labels = (np.arange(30) % 10).astype(np.uint8)
@@ -38,14 +38,14 @@ def tiny() -> Arrays:
 
 @pytest.fixture
 def tiny_files(tiny: Arrays) -> dict[str, bytes]:
-    """The four idx files of `tiny`, by official name."""
+    """Return the four idx files of `tiny`, by official name."""
     arrays = (tiny.train_images[:, 0], tiny.train_labels, tiny.test_images[:, 0], tiny.test_labels)
     return {name: idx(array) for name, array in zip(IDX_FILES, arrays, strict=True)}
 
 
 @pytest.fixture
 def tiny_mnist(tiny: Arrays, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> DatasetInfo:
-    """Let fedsat believe that `tiny` is MNIST, that there is no way to get it, and that the cache is empty."""
+    """Make `tiny` pass for MNIST, without any source, and with an empty cache."""
     sums = [digest(array) for array in tiny]
     known = replace(DATASETS["mnist"], train_size=20, test_size=10, sha256=(sums[0], sums[1], sums[2], sums[3]))
     monkeypatch.setitem(DATASETS, "mnist", known)
@@ -55,7 +55,7 @@ def tiny_mnist(tiny: Arrays, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 
 class Recorder:
-    """A reporter that remembers."""
+    """A reporter that stores its messages."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -75,7 +75,7 @@ def recorder() -> Recorder:
 
 @dataclass
 class Web:
-    """Files behind an address; `breaks[path]` lists after how many bytes the next answers break off."""
+    """Files at an address; `breaks[path]` lists after how many bytes the next responses are cut off."""
 
     address: str
     files: dict[str, bytes] = field(default_factory=dict)
@@ -90,7 +90,7 @@ class Web:
 
 @pytest.fixture
 def web() -> Iterator[Web]:
-    """A web server that knows ranges and can break off."""
+    """A web server that supports ranges and can cut off responses."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -113,7 +113,7 @@ def web() -> Iterator[Web]:
             self.wfile.write(data[start : start + breaks.pop(0)] if breaks else data[start:])
 
         def log_message(self, *arguments: object) -> None:
-            """Stay quiet."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     site = Web(f"http://127.0.0.1:{server.server_port}/")

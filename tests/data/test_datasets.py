@@ -1,4 +1,4 @@
-"""What a dataset is: its checks, its statistics, the built-in one."""
+"""Datasets: checks, statistics, and the built-in dataset."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_statistics_of_features() -> None:
     ("images", "labels", "words"),
     [
         (np.zeros((3, 1, 2, 2), np.uint8), [0, 1], "3 images but 2 labels"),
-        (np.zeros((0, 1, 2, 2), np.uint8), [], "not a single sample"),
+        (np.zeros((0, 1, 2, 2), np.uint8), [], "the dataset has no samples"),
         (np.zeros((2, 4), np.uint8), [0, 1], r"need the shape \[N, C, H, W\]"),
         (np.zeros((2, 4), np.float64), [0, 1], "images are float64"),
         (np.zeros((2, 4), np.float32), [0, -1], "label -1 of sample 1"),

@@ -1,4 +1,4 @@
-"""A federation: who holds what, its numbers worked out by hand, and its picture."""
+"""Federations: the samples of each client, the summary by hand, and the plot."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_even_shares_have_no_skew() -> None:
 
 @pytest.mark.parametrize(("clients", "classes"), [(1, 1), (10, 10), (100, 10), (500, 10), (50, 100)])
 def test_picture(tmp_path: Path, clients: int, classes: int) -> None:
-    """It is a PNG of sensible size in which something is drawn."""
+    """The plot is a PNG of reasonable size that is not blank."""
     labels = np.arange(3000) % classes
     federation = Federation.build(dataset(labels, classes), "ls", clients, 0)
     path = draw(federation, tmp_path / "new" / "picture.png", "a title")

@@ -1,4 +1,4 @@
-"""A user's own data: arrays and folders of images, and what is said when they cannot be meant."""
+"""A user's own data: arrays and folders of images, and the errors for invalid ones."""
 
 from __future__ import annotations
 

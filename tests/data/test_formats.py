@@ -1,4 +1,4 @@
-"""Readers: right on files made here, and a clear refusal of everything else."""
+"""Readers of dataset files: correct on files made here, and a clear error for everything else."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def tar(members: dict[str, bytes], mode: str = "w:gz") -> bytes:
 
 
 def deb(members: dict[str, bytes]) -> bytes:
-    """A Debian package with these files: an `ar` archive of three members."""
+    """Return a Debian package with these files: an `ar` archive of three members."""
     parts = {"debian-binary": b"2.0\n", "control.tar.xz": b"odd", "data.tar.xz": tar(members, "w:xz")}
     result = b"!<arch>\n"
     for name, data in parts.items():
@@ -172,5 +172,5 @@ def test_archive_links_are_not_followed(tmp_path: Path) -> None:
 def test_archive_member_beyond_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(formats, "LARGEST", 10)
     (tmp_path / "a.tgz").write_bytes(tar({"one": bytes(11)}))
-    with pytest.raises(DataError, match="one claims 11 bytes"):
+    with pytest.raises(DataError, match="one claims to have 11 bytes"):
         formats.read_archive(tmp_path / "a.tgz", ["one"])

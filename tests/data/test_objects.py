@@ -18,7 +18,7 @@ RUN: dict[str, Any] = {"per_round": 2, "workers": 2, "rounds": 2, "epochs": 1, "
 
 
 def made(samples: int = 60, classes: int = 3, seed: int = 0) -> tuple[Any, Any]:
-    """Images whose brightness tells the class."""
+    """Return images whose brightness depends on the class."""
     rng = np.random.default_rng(seed)
     y = np.arange(samples) % classes
     return (rng.normal(size=(samples, 6, 6)) + y[:, None, None]).astype(np.float32), y
@@ -92,7 +92,7 @@ def test_what_cannot_be_a_dataset(arguments: dict[str, Any], message: str) -> No
 
 def test_natural_needs_to_know_the_clients() -> None:
     x, y = made()
-    with pytest.raises(UsageError, match="arrays does not say"):
+    with pytest.raises(UsageError, match="which arrays does not have"):
         Federation.build(Dataset.from_arrays(x, y), "natural", 3, 0)
     with pytest.raises(UsageError, match="has 2 clients; set clients to 2"):
         Federation.build(Dataset.from_arrays(x, y, test=(x, y), clients=y % 2), "natural", 3, 0)
@@ -143,7 +143,7 @@ def test_a_function_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     run = fedsat.run(dataset="my_data:load", partition="iid", clients=4, out="run", **RUN)
     assert run.setup.config.table()["dataset"] == "my_data:load"
     assert fedsat.resume("run", rounds=3).training.rounds == 3
-    with pytest.raises(UsageError, match=r"wrong\(\) returned a ndarray; it must return a fedsat.Dataset"):
+    with pytest.raises(UsageError, match=r"wrong\(\) returned ndarray; it must return a fedsat.Dataset"):
         fedsat.run(dataset="my_data:wrong", partition="iid", clients=4, **RUN)
     with pytest.raises(UsageError, match="not a function"):
         fedsat.run(dataset="my_data:x", partition="iid", clients=4, **RUN)

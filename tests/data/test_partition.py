@@ -1,4 +1,4 @@
-"""Partitions by property: what they promise holds for all labels, sizes and seeds; the impossible is refused."""
+"""Properties of partitions, for all labels, sizes and seeds; impossible settings are refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MANY = settings(max_examples=60, deadline=None)
 
 @st.composite
 def labelled(draw: st.DrawFn) -> tuple[np.ndarray, int]:
-    """Labels of 1 to 12 classes, each of which occurs, perhaps very unevenly."""
+    """Draw labels of 1 to 12 classes, each of which occurs, perhaps very unevenly."""
     counts = draw(st.lists(st.integers(1, 60), min_size=1, max_size=12))
     labels = np.repeat(np.arange(len(counts)), counts)
     return np.random.default_rng(draw(st.integers(0, 9))).permutation(labels), len(counts)
@@ -36,7 +36,7 @@ def counts_of(owners: np.ndarray, labels: np.ndarray, clients: int, classes: int
 
 
 def check_promises(owners: np.ndarray, labels: np.ndarray, clients: int, classes: int) -> np.ndarray:
-    """Every sample has one owner, every client a sample, every class a holder; returns the counts."""
+    """Check that every sample has one owner, every client a sample, every class a client; return the counts."""
     assert owners.shape == labels.shape
     table = counts_of(owners, labels, clients, classes)
     assert (table.sum(axis=1) > 0).all()
@@ -68,7 +68,7 @@ def test_iid_and_quantity(data, clients: int, beta: float, seed: int) -> None:
 @given(labelled(), st.integers(1, 40), st.integers(1, 12), st.floats(1e-3, 100), st.integers(0, 99))
 @MANY
 def test_missing_classes(data, clients: int, each: int, skew: float, seed: int) -> None:
-    """LSMC gives exactly C classes to every client, LQSMC at least C, whenever that is possible at all."""
+    """LSMC gives exactly C classes to every client, LQSMC at least C, whenever that is possible."""
     labels, classes = data
     counts = np.bincount(labels)
     places = np.minimum(counts, clients).sum()
@@ -82,7 +82,7 @@ def test_missing_classes(data, clients: int, each: int, skew: float, seed: int) 
         table = check_promises(make_partition(spec, labels, classes, clients, seed), labels, clients, classes)
         held = (table > 0).sum(axis=1)
         assert (held == each).all() if name == "lsmc" else (held >= each).all()
-        if name == "lsmc":  # as even as the samples allow: who could take more has at most one less than others
+        if name == "lsmc":  # as even as the samples allow: a class with spare samples has at most one client less
             holders = (table > 0).sum(axis=0)
             assert holders[holders < np.minimum(counts, clients)].min(initial=clients) >= holders.max() - 1
 
@@ -159,7 +159,7 @@ def test_same_seed_same_split(name: str) -> None:
 
 
 def test_missing_classes_are_mixed() -> None:
-    """All 45 pairs of 10 classes should turn up among 1,000 clients, none much too often."""
+    """All 45 pairs of 10 classes occur among 1,000 clients, none much too often."""
     labels = np.repeat(np.arange(10), 1000)
     owners = make_partition("lsmc", labels, 10, 1000, 0)
     held = counts_of(owners, labels, 1000, 10) > 0
@@ -193,7 +193,7 @@ def test_smaller_parameters_are_more_uneven() -> None:
 
 
 def test_balancing_bounds_sizes() -> None:
-    """With balancing a client stops at n/N plus its share of one class; without it β = 0.05 goes far beyond."""
+    """With balancing, a client stops at n/N plus its share of one class; without it, β = 0.05 goes far beyond."""
     labels = np.repeat(np.arange(10), 1000)
     balanced, free = (
         np.bincount(make_partition({"name": "ls", "beta": 0.05, "balanced": b}, labels, 10, 20, 0))
@@ -250,8 +250,8 @@ def test_a_hundred_thousand_clients(name: str) -> None:
         ("iid", 101, "101 clients cannot share 100 samples"),
         ({"name": "lsmc", "classes_per_client": 6}, 20, "cannot hold 6 classes: there are 5"),
         ({"name": "lqsmc", "classes_per_client": 6}, 20, "cannot hold 6 classes: there are 5"),
-        ({"name": "lsmc", "classes_per_client": 2}, 2, "at least 3 clients or 3 classes per client"),
-        ({"name": "lsmc", "classes_per_client": 2}, 60, r"120 places .* can fill 100"),
+        ({"name": "lsmc", "classes_per_client": 2}, 2, "use at least 3 clients or 3 classes per client"),
+        ({"name": "lsmc", "classes_per_client": 2}, 60, r"120 places .* can fill only 100"),
         ({"name": "lsmc", "classes_per_client": 0}, 10, "at least 1"),
         ({"name": "shards", "shards_per_client": 6}, 20, r"120 shards .* one of 100 samples; take fewer"),
         ({"name": "hsu", "beta": 0}, 10, "above 0"),
@@ -262,7 +262,7 @@ def test_a_hundred_thousand_clients(name: str) -> None:
         ("lsmcc", 10, "did you mean 'lsmc'"),
     ],
 )
-def test_impossible_wishes(spec: object, clients: int, words: str) -> None:
+def test_impossible_settings(spec: object, clients: int, words: str) -> None:
     labels = np.repeat(np.arange(5), 20)
     with pytest.raises(UsageError, match=words):
         make_partition(spec, labels, 5, clients, 0)
@@ -290,7 +290,7 @@ def test_apportion(total: int, weights: list[float]) -> None:
 
 
 class Fixed(Partition):
-    """A partition as a user may write one."""
+    """A user-defined partition."""
 
     def __init__(self, owners: list[int]) -> None:
         self.given = np.array(owners)
@@ -336,11 +336,11 @@ class TestFile:
     @pytest.mark.parametrize(
         ("rows", "words"),
         [
-            ([[1, 0], [0, 1], [1, 2], [0, 3], [1, 4], [0, 4]], "sample 4 is given more than once"),
-            ([[1, 0], [0, 1], [1, 2], [0, 3]], "sample 4 is given to no client"),
+            ([[1, 0], [0, 1], [1, 2], [0, 3], [1, 4], [0, 4]], "sample 4 is listed more than once"),
+            ([[1, 0], [0, 1], [1, 2], [0, 3]], "sample 4 is not listed"),
             ([[1, 0], [0, 1], [1, 2], [0, 3], [1, 5]], "index 5 is outside 0 to 4"),
             ([[1, 0], [0, 1], [1, 2], [0, 3], [-1, 4]], "client -1 is negative"),
-            ([], "holds no pairs"),
+            ([], "contains no pairs"),
         ],
     )
     def test_refused(self, tmp_path: Path, rows: list[list[int]], words: str) -> None:
@@ -376,7 +376,7 @@ class TestFile:
     def test_no_such_file_or_kind(self, tmp_path: Path) -> None:
         with pytest.raises(DataError, match=r"p\.csv: cannot be read \(No such file"):
             self.read(tmp_path / "p.csv")
-        with pytest.raises(UsageError, match=r"ends in \.csv, \.npy, \.json"):
+        with pytest.raises(UsageError, match=r"must end in \.csv, \.npy, \.json"):
             self.read(tmp_path / "p.txt")
 
     def test_round_trip(self, tmp_path: Path) -> None:

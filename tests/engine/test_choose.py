@@ -1,4 +1,4 @@
-"""Which engine a model gets: folded where the probe agrees, else vmap, else one client after another."""
+"""The choice of the engine: folded if the probe agrees, otherwise vmap, otherwise one client after another."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.federations import make_engine, tiny_dataset
 
 
 class Scaled(nn.Module):
-    """Has a parameter of its own: cannot be folded, but vmap can map it."""
+    """Has its own parameter: cannot be folded, but vmap can map it."""
 
     def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Scaled(nn.Module):
 
 
 class Mixing(nn.Module):
-    """Takes a softmax over the channels: folding would run it over all clients at once; only the probe notices."""
+    """Computes a softmax over the channels, and folding would mix all clients in it; only the probe detects this."""
 
     def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Mixing(nn.Module):
 
 
 class Branching(nn.Module):
-    """Decides by its values: neither folding nor vmap can follow."""
+    """Branches on values: neither folding nor vmap supports this."""
 
     def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
         super().__init__()
@@ -157,7 +157,7 @@ def test_bf16_changes_few_predictions(model: str) -> None:
 
 
 class Viewing(nn.Module):
-    """Sampling `view`, which refuses channels-last images: folds all the same, with images as usual."""
+    """Uses `view`, which does not accept channels-last images: is folded with contiguous images."""
 
     def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
         super().__init__()
@@ -171,7 +171,7 @@ class Viewing(nn.Module):
 
 
 class Unused(nn.Module):
-    """Has a layer that the forward pass leaves out."""
+    """Has a layer that the forward pass does not use."""
 
     def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
         super().__init__()
@@ -183,7 +183,7 @@ class Unused(nn.Module):
 
 
 class Cumulative(nn.Module):
-    """BatchNorm with a cumulative average, which only torch's own layer can do."""
+    """Uses BatchNorm with a cumulative average, which only torch's layer supports."""
 
     def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
         super().__init__()
@@ -220,7 +220,7 @@ def test_cumulative_batchnorm_trains_sequentially() -> None:
 
 
 class Late(FedAvg):
-    """Hands on a name that `begin` did not give."""
+    """Returns a name that `begin` did not return."""
 
     def step(self, task: Any, carry: Any, params: Any, grads: Any) -> Any:
         return super().step(task, carry, params, grads)[0], {"last": grads}
@@ -233,7 +233,7 @@ def test_carry_keeps_its_names() -> None:
 
 
 def test_hand_over_keeps_aliases_apart() -> None:
-    # A method that keeps the parameters before the step: they alias the memory that the new ones go to.
+    # A method that keeps the parameters before the step: they share memory with the new ones.
     params, previous = torch.tensor([1.0]), torch.tensor([0.0])
     into = {"params": {"w": params}, "carry/previous": {"w": previous}}
     hand_over(into, {"params": {"w": params - 0.5}, "carry/previous": {"w": params}})

@@ -16,7 +16,7 @@ from fedsat.engine.fold import FoldedNetwork
 from fedsat.models import BatchNormRelu, build_model
 from fedsat.rounds import Faults, LocalTraining, attacks, lr_schedules, run_round, start
 from fedsat.tree import expand
-from tests.support.federations import SAMPLING, furthest, image_dataset, play
+from tests.support.federations import SAMPLING, furthest, image_dataset, run_rounds
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -41,8 +41,8 @@ def engine(
 @pytest.mark.parametrize("algorithm", list(algorithms))
 @pytest.mark.parametrize("model", ["mlp", "lenet5", {"name": "resnet8", "width": 4}], ids=str)
 def test_graphs_equal_the_sequential_engine(algorithm: str, model: Any) -> None:
-    one, _ = play(engine("sequential", algorithm, model), 2)
-    many, _ = play(engine("stacked", algorithm, model), 2)
+    one, _ = run_rounds(engine("sequential", algorithm, model), 2)
+    many, _ = run_rounds(engine("stacked", algorithm, model), 2)
     assert furthest(one.server.model.params, many.server.model.params) < 1e-9
     assert furthest(one.server.model.buffers, many.server.model.buffers) < 1e-9
 
@@ -52,9 +52,9 @@ def test_graphs_take_the_rate_of_the_round(algorithm: str) -> None:
     # Rates 0.025, 0.05, 0.05, 0.005: with one rate for two rounds and another before and after.
     schedule = lr_schedules.build({"name": "step", "decay": 0.1, "every": 2, "warmup": 1})
     training = LocalTraining(1, 5, 0.05, True, 3, lr_schedule=schedule)
-    one, _ = play(engine("sequential", algorithm, "mlp", training=training), 4)
-    many, rounds = play(engine("stacked", algorithm, "mlp", training=training), 4)
-    assert [played.lr for played in rounds] == [0.025, 0.05, 0.05, 0.005]
+    one, _ = run_rounds(engine("sequential", algorithm, "mlp", training=training), 4)
+    many, rounds = run_rounds(engine("stacked", algorithm, "mlp", training=training), 4)
+    assert [result.lr for result in rounds] == [0.025, 0.05, 0.05, 0.005]
     assert furthest(one.server.model.params, many.server.model.params) < 1e-9
 
 
@@ -63,8 +63,8 @@ def test_graphs_take_the_rate_of_the_round(algorithm: str) -> None:
 def test_graphs_carry_the_velocity(algorithm: str, model: Any) -> None:
     optimizer = SGD(momentum=0.8, nesterov=True, weight_decay=0.01, clip=1.0)
     training = LocalTraining(1, "all", 0.05, True, 3, steps=7, optimizer=optimizer)
-    one, _ = play(engine("sequential", algorithm, model, training=training), 2)
-    many, _ = play(engine("stacked", algorithm, model, training=training), 2)
+    one, _ = run_rounds(engine("sequential", algorithm, model, training=training), 2)
+    many, _ = run_rounds(engine("stacked", algorithm, model, training=training), 2)
     assert furthest(one.server.model.params, many.server.model.params) < 1e-9
 
 
@@ -89,15 +89,15 @@ def test_our_kernels_train_what_the_sequential_engine_trains(
     algorithm: str, model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    one, _ = play(engine("sequential", algorithm, model, kind=torch.float32), 1)
-    many, _ = play(engine("stacked", algorithm, model, kind=torch.float32), 1)
+    one, _ = run_rounds(engine("sequential", algorithm, model, kind=torch.float32), 1)
+    many, _ = run_rounds(engine("stacked", algorithm, model, kind=torch.float32), 1)
     assert furthest(one.server.model.params, many.server.model.params) < 1e-4
     if one.server.model.buffers:
         assert furthest(one.server.model.buffers, many.server.model.buffers) < 1e-4
 
 
 class Viewing(nn.Module):
-    """Sampling `view` on what its norm hands on, which then has to lie as usual."""
+    """Uses `view` on the output of its norm, which must therefore be contiguous."""
 
     def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ def test_a_module_may_view_images() -> None:
     training = LocalTraining(1, 5, 0.05, False, 3)
     made, why = make_engine("stacked", module, federation, method, training, torch.device("cuda"), "bf16")
     assert not why
-    play(made, 2)
+    run_rounds(made, 2)
 
 
 def test_running_out_of_memory_halves_the_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +139,7 @@ def test_running_out_of_memory_halves_the_lanes(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("model", ["mlp", "lenet5", {"name": "resnet8", "width": 4}], ids=str)
 def test_graphs_count_what_is_counted_without(model: Any) -> None:
     graphed, plain = engine("stacked", "fedsat", model), engine("sequential", "fedsat", model)
-    for nodes in (np.array([0, 3]), np.arange(9), np.array([5])):  # more groups than before are recorded anew
+    for nodes in (np.array([0, 3]), np.arange(9), np.array([5])):  # more groups than before are captured again
         stacked = Model(expand(plain.initial_model.params, 1), expand(plain.initial_model.buffers, 1))
         held = [plain.federation.indices(node) for node in nodes.tolist()]
         assert torch.equal(graphed.count_by_node(stacked, held), plain.count_by_node(stacked, held))

@@ -1,4 +1,4 @@
-"""The engine against FedAvg and FedSat written out as plain PyTorch loops, formula by formula."""
+"""The engine equals FedAvg and FedSat written as plain PyTorch loops, formula by formula."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from fedsat.rounds import Sampling, run_round, start
 from fedsat.rounds.sampling import batch_order, sample_clients, sample_workers
 from tests.support.federations import make_engine
 
-CALLS = Sampling(per_round=3, workers=3, seed=3)
+SAMPLING = Sampling(per_round=3, workers=3, seed=3)
 
 
 def samples(engine: SequentialEngine, client: int) -> tuple[Tensor, Tensor]:
-    """A client's normalised samples, straight from the dataset."""
+    """Return a client's normalised samples from the dataset."""
     dataset, held = engine.federation.dataset, engine.federation.indices(client)
     x = (dataset.train.images[held].astype(np.float64) - np.array(dataset.mean)) / np.array(dataset.std)
     return torch.from_numpy(x), torch.from_numpy(dataset.train.labels[held])
@@ -39,7 +39,7 @@ def plain_training(engine: SequentialEngine, rounds: int, fedsat: bool) -> Tenso
     size = len(flat(model))
     v, v_clients = torch.zeros(size).double(), torch.zeros(federation.clients, size).double()
     for number in range(1, rounds + 1):
-        sampled = sample_clients(3, number, federation.clients, CALLS.per_round).tolist()
+        sampled = sample_clients(3, number, federation.clients, SAMPLING.per_round).tolist()
         start_point = flat(model)
         locals_, steps = [], []
         for k in sampled:
@@ -83,7 +83,7 @@ def plain_training(engine: SequentialEngine, rounds: int, fedsat: bool) -> Tenso
 
 
 def calibration(held: Tensor, labels: Tensor, predicted: Tensor, classes: int) -> Tensor:
-    """log(share + 0.01) of every class, but 0 for one that is wrongly predicted; row by row."""
+    """Return log(share + 0.01) of every class, but 0 for a wrongly predicted class, for each sample."""
     rows = []
     for true, guess in zip(labels.tolist(), predicted.tolist(), strict=True):
         row = [np.log(float((held == c).sum()) / len(held) + 0.01) for c in range(classes)]
@@ -107,7 +107,7 @@ def costs(confusion: Tensor, labels: Tensor, predicted: Tensor) -> Tensor:
 
 def priority_weights(engine: SequentialEngine, locals_: list[nn.Module], sampled: list[int], number: int) -> np.ndarray:
     """ϑ = P_k (soft), σ = 2; without the floor on effective clients."""
-    workers = sample_workers(3, number, engine.federation.clients, np.array(sampled), CALLS.workers)
+    workers = sample_workers(3, number, engine.federation.clients, np.array(sampled), SAMPLING.workers)
     classes = engine.federation.dataset.classes
     scores, accuracies = [], []
     for local, row in zip(locals_, workers, strict=True):
@@ -137,6 +137,6 @@ def test_engine_equals_plain_loops(algorithm: Algorithm, fedsat: bool, partition
     engine = make_engine(algorithm, partition=partition, clients=7)
     training = start(engine)
     for _ in range(4):
-        run_round(engine, training, CALLS)
+        run_round(engine, training, SAMPLING)
     ours = torch.cat([tensor.flatten() for tensor in training.server.model.params.values()])
     torch.testing.assert_close(ours, plain_training(engine, 4, fedsat), rtol=0, atol=1e-11)

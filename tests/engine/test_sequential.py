@@ -1,4 +1,4 @@
-"""The sequential engine and the round: batches, buffers, workers' counts, traffic, and numbers that go wrong."""
+"""The sequential engine and the round: batches, buffers, workers' counts, traffic, and non-finite numbers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedsat.rounds import Sampling, run_round, start
 from fedsat.tree import State, expand, nbytes
 from tests.support.federations import make_engine, stacked, tiny_dataset
 
-CALLS = Sampling(per_round=3, workers=2, seed=3)
+SAMPLING = Sampling(per_round=3, workers=2, seed=3)
 
 
 def test_partial_batches_are_real() -> None:
@@ -38,15 +38,15 @@ def test_partial_batches_are_real() -> None:
 def test_a_client_smaller_than_a_batch() -> None:
     engine = make_engine(FedSat(), clients=45, batch_size=16)
     training = start(engine)
-    run_round(engine, training, CALLS)
+    run_round(engine, training, SAMPLING)
     assert all(bool(torch.isfinite(tensor).all()) for tensor in training.server.model.params.values())
 
 
 def test_client_states_are_kept_for_participants_only() -> None:
     engine = make_engine(FedSat(), clients=20)
     training = start(engine)
-    played = [run_round(engine, training, CALLS) for _ in range(2)]
-    assert set(training.states) == {int(k) for one in played for k in one.clients}
+    results = [run_round(engine, training, SAMPLING) for _ in range(2)]
+    assert set(training.states) == {int(k) for one in results for k in one.clients}
 
 
 def test_workers_counts_are_those_of_the_clients_models() -> None:
@@ -71,7 +71,7 @@ def test_workers_count_on_their_validation_samples(kind: Any) -> None:
     # 90 samples over 5 clients: 18 each, and 0.2 of them is 3.6, rounded to 4.
     engine = make_engine(FedSat(), validation=0.2, engine=kind)
     training = start(engine)
-    result = run_round(engine, training, CALLS)
+    result = run_round(engine, training, SAMPLING)
     assert result.missing == ()
     updates = engine.train(training.server, np.array([1, 4]), {}, 2).updates
     assert updates.sizes.tolist() == [14, 14]
@@ -89,7 +89,7 @@ def test_workers_count_on_their_validation_samples(kind: Any) -> None:
 def test_workers_without_validation_samples_report_nothing(kind: Any) -> None:
     engine = make_engine(FedSat(), validation=0.2, clients=45, engine=kind)  # two samples each, of two classes
     training = start(engine)
-    result = run_round(engine, training, CALLS)
+    result = run_round(engine, training, SAMPLING)
     updates = engine.train(training.server, np.array([1, 4]), {}, 2).updates
     assert int(engine.evaluate_workers(updates, np.array([[1, 0], [4, 2]])).labels.sum()) == 0
     assert result.refused_workers == {}
@@ -100,10 +100,10 @@ def test_traffic() -> None:
     engine = make_engine(FedAvg())
     training = start(engine)
     model = nbytes([engine.initial_model.params])
-    assert run_round(engine, training, CALLS).traffic.down == 3 * model
+    assert run_round(engine, training, SAMPLING).traffic.down == 3 * model
     engine = make_engine(FedSat())
     training = start(engine)
-    traffic = run_round(engine, training, CALLS).traffic
+    traffic = run_round(engine, training, SAMPLING).traffic
     # Model and v_t to 3 clients, each client's model to one further worker; up: models, and 3·3 counts from 2 workers.
     assert traffic.down == 3 * 2 * model + 3 * model
     assert traffic.up == 3 * model + 3 * 2 * 9 * 8
@@ -127,7 +127,7 @@ def test_buffers_are_averaged_and_counters_take_the_maximum() -> None:
     engine = make_engine(FedAvg(weighting=Uniform()), model=f"{__name__}:WithBuffers", partition="ls", clients=3)
     training = start(engine)
     updates = engine.train(training.server, np.array([0, 1, 2]), {}, 1).updates
-    assert training.server.model.buffers["norm.running_mean"].abs().max() == 0  # the server's own stay untouched
+    assert training.server.model.buffers["norm.running_mean"].abs().max() == 0  # the server's buffers do not change
     run_round(engine, training, Sampling(3, 1, 3))
     after = training.server.model.buffers
     torch.testing.assert_close(
@@ -151,7 +151,7 @@ def test_not_finite_names_client_round_and_step() -> None:
     training = start(engine)
     before = training.server
     with pytest.raises(TrainingError, match=r"round 1, client \d, step \d+ of 10: the loss is"):
-        run_round(engine, training, CALLS)
+        run_round(engine, training, SAMPLING)
     assert training.server is before
     assert training.rounds == 0
 
@@ -171,10 +171,10 @@ def test_features_are_the_input_of_the_last_layer() -> None:
 
     engine = make_engine(Curious())
     training = start(engine)
-    run_round(engine, training, CALLS)
+    run_round(engine, training, SAMPLING)
     plain = make_engine(FedAvg())
     other = start(plain)
-    run_round(plain, other, CALLS)
+    run_round(plain, other, SAMPLING)
     name = "hidden.0.weight"
     assert not torch.equal(training.server.model.params[name], other.server.model.params[name])
 
@@ -199,7 +199,7 @@ def test_augmented_training_differs_and_repeats() -> None:
     def weights(augment: bool) -> Tensor:
         engine = make_engine(FedAvg(), dataset=dataset, augment=augment)
         training = start(engine)
-        run_round(engine, training, CALLS)
+        run_round(engine, training, SAMPLING)
         return training.server.model.params["hidden.0.weight"]
 
     assert torch.equal(weights(True), weights(True))
@@ -222,7 +222,7 @@ def test_dropout_repeats_and_leaves_torchs_generator_alone() -> None:
     def weights() -> Tensor:
         engine = make_engine(FedAvg(), model=f"{__name__}:Dropping")
         training = start(engine)
-        run_round(engine, training, CALLS)
+        run_round(engine, training, SAMPLING)
         return training.server.model.params["layers.0.weight"]
 
     before = torch.random.get_rng_state()
@@ -238,7 +238,7 @@ def test_training_learns() -> None:
         training = start(engine)
         before = engine.test(training.server.model)
         for _ in range(3):
-            run_round(engine, training, CALLS)
+            run_round(engine, training, SAMPLING)
         after = engine.test(training.server.model)
         assert after.loss < before.loss
         assert after.accuracy > before.accuracy
@@ -263,7 +263,7 @@ def test_frozen_parameters_stay_and_scalars_train() -> None:
     training = start(engine)
     before = engine.initial_model
     for _ in range(2):
-        run_round(engine, training, CALLS)
+        run_round(engine, training, SAMPLING)
     after = training.server.model
     assert torch.equal(after.buffers["fixed.weight"], before.buffers["fixed.weight"])
     assert not torch.equal(after.params["temperature"], before.params["temperature"])
@@ -278,6 +278,6 @@ def test_an_aggregate_that_is_not_finite_is_refused() -> None:
     engine = make_engine(Exploding())
     training = start(engine)
     with pytest.raises(TrainingError, match="round 1: the aggregate is not finite"):
-        run_round(engine, training, CALLS)
+        run_round(engine, training, SAMPLING)
     assert training.rounds == 0
     assert training.states == {}

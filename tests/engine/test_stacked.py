@@ -21,14 +21,14 @@ from fedsat.errors import TrainingError, UsageError
 from fedsat.models import BatchNormRelu
 from fedsat.options import Spec
 from fedsat.rounds import lr_schedules, start
-from tests.support.federations import furthest, image_dataset, make_engine, play, stacked, tiny_dataset
+from tests.support.federations import furthest, image_dataset, make_engine, run_rounds, stacked, tiny_dataset
 
 
 def assert_equal(algorithm: Spec, *, lanes: int | None, **options: Any) -> None:
     """Both engines on the same federation: models, server memory, client states and round records agree."""
     method = algorithms.build(algorithm)
-    one, first = play(make_engine(method, **options), 2)
-    many, second = play(make_engine(method, engine=stacked, lanes=lanes, **options), 2)
+    one, first = run_rounds(make_engine(method, **options), 2)
+    many, second = run_rounds(make_engine(method, engine=stacked, lanes=lanes, **options), 2)
     assert furthest(one.server.model.params, many.server.model.params) < 1e-9
     assert furthest(one.server.model.buffers, many.server.model.buffers) < 1e-9
     for name, tree in one.server.memory.items():
@@ -122,7 +122,7 @@ def test_any_number_of_lanes(algorithm: str, lanes: int | None) -> None:
 
 
 def test_clients_smaller_than_a_batch_and_of_one_sample() -> None:
-    # 90 samples over 40 clients: two or three each, some one; batches of 8 are all padding but for those.
+    # 90 samples over 40 clients: one to three each, so most of a batch of 8 is padding.
     assert_equal("fedsat", lanes=None, partition={"name": "quantity", "beta": 1.0}, clients=40, batch_size=8)
     model = {"name": "resnet8", "width": 4}
     partition = {"name": "quantity", "beta": 0.5}
@@ -153,14 +153,14 @@ def test_not_finite_names_the_client() -> None:
     messages = []
     for engine in (one, many):
         with pytest.raises(TrainingError) as error:
-            play(engine, 1)
+            run_rounds(engine, 1)
         messages.append(str(error.value))
     assert messages[0] == messages[1]
 
 
 class Rough(nn.Module):
-    """What a gradient left as factors must survive: activations in place, a layer without bias first, one used twice,
-    frozen parts."""
+    """A network that is difficult for gradients as factors: in-place activations, a first layer without bias, a layer
+    that is used twice, frozen parts."""
 
     def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
         super().__init__()
@@ -185,7 +185,7 @@ def test_gradients_left_as_factors(algorithm: str) -> None:
 
 
 class FrozenNorms(nn.Module):
-    """Keeps its norms in evaluation mode, as one does with a pretrained network."""
+    """Keeps its norms in evaluation mode, as is common with pretrained networks."""
 
     def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
         super().__init__()
@@ -209,12 +209,12 @@ class FrozenNorms(nn.Module):
 def test_frozen_norms_stay_frozen() -> None:
     options: dict[str, Any] = {"model": f"{__name__}:FrozenNorms", "dataset": image_dataset(), "epochs": 1}
     assert_equal("fedavg", lanes=3, partition="ls", clients=9, **options)
-    trained, _ = play(make_engine(FedAvg(), engine=stacked, **options), 1)
+    trained, _ = run_rounds(make_engine(FedAvg(), engine=stacked, **options), 1)
     assert trained.server.model.buffers["features.1.running_mean"].abs().max() == 0
 
 
 class Patches(nn.Module):
-    """Lays parts of its images into the batch, in front of a norm."""
+    """Moves parts of its images into the batch axis before a norm."""
 
     def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
         super().__init__()
@@ -230,7 +230,7 @@ class Patches(nn.Module):
 def test_a_norm_that_cannot_leave_padding_out_says_so() -> None:
     options: dict[str, Any] = {"model": f"{__name__}:Patches", "dataset": image_dataset(), "batch_size": 7}
     with pytest.raises(UsageError, match=r"7 samples has size 14 .*--engine sequential"):
-        play(make_engine(FedAvg(), engine=stacked, **options), 1)
+        run_rounds(make_engine(FedAvg(), engine=stacked, **options), 1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -259,7 +259,7 @@ def test_quick_pooling_is_pooling(side: int, height: int, width: int, order: tor
 
 
 class Doubled(torch.autograd.Function):
-    """2x, as a kernel would compute it."""
+    """Computes 2x, like a kernel."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -297,7 +297,7 @@ def test_which_convolutions_go_by_planes(layers: list[nn.Module], planes: list[b
 
 
 def test_workers_evaluate_side_by_side_as_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    # 20 models, 16 of them side by side by two samples each; unequal nodes, so that models end at different batches.
+    # 20 models, 16 of them at once with two samples each; unequal nodes, so that models end at different batches.
     monkeypatch.setattr("fedsat.engine.evaluate.SAMPLES", 2)
     options: dict[str, Any] = {"dataset": image_dataset(), "model": "lenet5", "clients": 20}
     engine = make_engine(FedAvg(), engine=stacked, partition={"name": "quantity", "beta": 0.3}, **options)

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 
 
 def distance(ours: Tensor, wanted: Tensor) -> float:
-    """Relative to the length of what is wanted."""
+    """Return the error relative to the norm of the expected value."""
     gap = (ours.detach().double() - wanted.detach().double()).norm()
     return float(gap / wanted.detach().double().norm().clamp(min=1e-9))
 
@@ -80,11 +80,11 @@ def test_small_convolutions_equal_torch(
     x = torch.randn(16, clients * inputs, height, width, **options).contiguous(memory_format=order)
     weight = 0.1 * torch.randn(clients, outputs, inputs, kernel, kernel, **options)
     bias = torch.randn(clients, outputs, **options)
-    if weights == "tap by tap":  # as graphs keep them
+    if weights == "tap by tap":  # as stored for graphs
         weight = in_tap_order(weight)
     elif weights == "shared":  # as MOON evaluates the received model for all clients
         weight, bias = (tensor[:1].expand_as(tensor) for tensor in (weight, bias))
-    elif weights == "turned":  # as a user may have made them
+    elif weights == "turned":  # as in user modules
         weight = weight.transpose(3, 4)
     given = [tensor.requires_grad_() for tensor in ((x, weight) if weights == "plain" else (x, weight, bias))]
     ours = SmallConvolution.apply(*given, *[None] * (3 - len(given)), padding)
@@ -98,7 +98,7 @@ def test_small_convolutions_equal_torch(
 
 
 def written_out(weight: Tensor, bias: Tensor, running: tuple[Tensor, Tensor, Tensor], real: Tensor | None) -> nn.Module:
-    """The layer as torch computes it, in float64, where our kernels do not come in."""
+    """Return the layer's result in float64, which torch computes without our kernels."""
     layer = nn.BatchNorm2d(weight.shape[1], device="cuda", dtype=torch.float64)
     layer.__class__ = FoldedBatchNorm  # type: ignore[assignment]
     layer.aside, layer.order = Aside(real=real), torch.channels_last  # type: ignore[assignment]
@@ -151,7 +151,7 @@ def test_norms_equal_torch(
     ours = StackedNorm.apply(x, weight, bias, shortcut, relu, real, running, 0.1, 1e-5)
     wanted = followed(layer(exact[0]))
     pull = torch.randn(shape, **options).to(kind)
-    if real is not None:  # nothing comes back from padding
+    if real is not None:  # padding has no gradient
         pull = pull * real.t().repeat_interleave(features, 1)[..., None, None]
     inputs = [tensor for tensor in (x, weight, bias, shortcut) if tensor is not None]
     leaves = [tensor for tensor in (exact[0], layer.weight, layer.bias, exact[1]) if tensor is not None]

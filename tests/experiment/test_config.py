@@ -1,4 +1,4 @@
-"""Configurations: complete, checked, and the same after a trip through a file."""
+"""Configurations are complete and checked, and can be written to a file and read back."""
 
 from __future__ import annotations
 
@@ -181,8 +181,8 @@ def test_parts_of_a_users_own_are_put_on_and_left_out() -> None:
 
 
 class Mine(Algorithm):
-    """A method of the user's own."""
+    """A user-defined method."""
 
 
 class Loss(CrossEntropy):
-    """A loss of the user's own."""
+    """A user-defined loss."""

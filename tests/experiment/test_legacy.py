@@ -1,4 +1,4 @@
-"""Names of the last release are still read, and the new one is named."""
+"""Names of the last release are still read, with a warning that says the new name."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ name = "median"
 def test_an_old_configuration_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text(OLD)
-    config = Config.of(read(path))  # as for a run that is only looked at: nothing is said
+    config = Config.of(read(path))  # no warning, as for a run that is only opened
     assert config.client_accuracy == "local"
     assert config.method == "fedsat+median"
     assert config.table()["algorithm"]["gamma"] == 1.0
-    with pytest.warns(FutureWarning) as told:
-        read(path, tell=True)
-    assert [str(warning.message).partition(": ")[2].partition(";")[0] for warning in told] == [
+    with pytest.warns(FutureWarning) as warned:
+        read(path, warn_of_old=True)
+    assert [str(warning.message).partition(": ")[2].partition(";")[0] for warning in warned] == [
         "client_accuracy = 'own' is now written 'local'",
         "algorithm.name = 'fedsat-paper' is now written 'fedsat:paper'",
         "algorithm.combination is now called algorithm.aggregator",

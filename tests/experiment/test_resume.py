@@ -1,4 +1,4 @@
-"""Runs that were interrupted go on as if they had not been."""
+"""Interrupted runs continue as if they had not been interrupted."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ KEEPING = [name for name in algorithms if (found := footprint(algorithms.build(n
 
 
 class Dropping(nn.Sequential):
-    """A network that draws random numbers while it trains, and keeps buffers."""
+    """A network that draws random numbers during training, and has buffers."""
 
     def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
         super().__init__(
@@ -65,7 +65,7 @@ def test_dropout_and_batch_statistics_go_on(tmp_path: Path, engine: str) -> None
     for _ in range(3):
         run.run_round()
     del run
-    torch.rand(7)  # whatever the process drew elsewhere does not matter
+    torch.rand(7)  # other random draws of the process do not matter
     fedsat.resume(tmp_path / "killed")
     assert results(tmp_path / "killed") == results(tmp_path / "whole")
 
@@ -82,7 +82,7 @@ def test_misfortunes_go_on(tmp_path: Path, attack: str) -> None:
 
 
 def test_what_stands_between_rounds_is_all_in_a_checkpoint() -> None:
-    """A field added here has to be written to checkpoints and read from them."""
+    """Every field must be written to checkpoints and read from them."""
     assert [field.name for field in dataclasses.fields(FederationState)] == ["server", "states", "rounds"]
     assert [field.name for field in dataclasses.fields(Server)] == ["model", "memory"]
 
@@ -143,7 +143,7 @@ def test_runs_go_on_in_other_threads(tmp_path: Path) -> None:
 def test_a_completed_run_goes_on_to_more_rounds(tmp_path: Path) -> None:
     fedsat.run(**{**TINY, "rounds": 4}, out=tmp_path / "run")
     assert checkpointed_rounds(tmp_path / "run") == [4]
-    with pytest.raises(fedsat.UsageError, match="complete with 4 rounds; --rounds N trains for longer"):
+    with pytest.raises(fedsat.UsageError, match="complete with 4 rounds; use --rounds N to train for longer"):
         fedsat.resume(tmp_path / "run")
     with pytest.raises(fedsat.UsageError, match="complete with 4 rounds"):
         fedsat.resume(tmp_path / "run", rounds=3)
@@ -154,13 +154,11 @@ def test_a_completed_run_goes_on_to_more_rounds(tmp_path: Path) -> None:
 
 def test_a_completed_run_without_a_checkpoint_is_said_to_be_complete(tmp_path: Path) -> None:
     run = fedsat.prepare(fedsat.configure(**TINY), tmp_path)
-    fedsat.train(run, for_more=False)  # as `fedsat compare` has it
+    fedsat.train(run, for_more=False)  # like `fedsat compare`
     del run
-    with pytest.raises(
-        fedsat.UsageError, match=r"is complete with 6 rounds and has no checkpoint; .* --rounds N starts"
-    ):
+    with pytest.raises(fedsat.UsageError, match=r"is complete with 6 rounds and has no checkpoint; .* --rounds N"):
         fedsat.resume(tmp_path)
-    with pytest.raises(fedsat.UsageError, match=r"is complete with 6 rounds .*config\.toml --rounds 8 starts it again"):
+    with pytest.raises(fedsat.UsageError, match=r"is complete with 6 rounds .*config\.toml --rounds 8"):
         fedsat.resume(tmp_path, rounds=8)
     assert not (tmp_path / "checkpoints").exists()
 
@@ -208,11 +206,11 @@ def test_changed_data_and_models_are_refused(tmp_path: Path, monkeypatch: pytest
     killed_after(3, tmp_path / "run", dataset=str(tmp_path))
     for name, other in (("labels", labels[::-1]), ("images", images[::-1])):
         np.save(tmp_path / f"{name}.npy", other)
-        with pytest.raises(fedsat.UsageError, match="the data, or who holds them, have changed"):
+        with pytest.raises(fedsat.UsageError, match="the data, or their partition, have changed"):
             fedsat.resume(tmp_path / "run")
         np.save(tmp_path / f"{name}.npy", other[::-1])
     monkeypatch.setattr("fedsat.experiment.run.build_model", lambda *_: nn.Linear(5, 4))
-    with pytest.raises(fedsat.UsageError, match="the model mlp has other weights now"):
+    with pytest.raises(fedsat.UsageError, match="the model mlp now has different weights"):
         fedsat.resume(tmp_path / "run")
 
 
@@ -235,7 +233,9 @@ def test_two_damaged_checkpoints_are_too_many(tmp_path: Path) -> None:
     before = (tmp_path / "metrics.jsonl").read_bytes()
     for path in (tmp_path / "checkpoints").glob("*.json"):
         path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(fedsat.FedsatError, match=r"cannot be resumed: the checkpoint of round 4 .*round 2 .*again"):
+    with pytest.raises(
+        fedsat.FedsatError, match=r"cannot be resumed: the checkpoint of round 4 .*round 2 .*to repeat it"
+    ):
         fedsat.resume(tmp_path)
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
 
@@ -262,7 +262,7 @@ def test_no_checkpoints(tmp_path: Path) -> None:
     assert not (tmp_path / "checkpoints").exists()
     with pytest.raises(fedsat.UsageError, match="without checkpoints"):
         fedsat.resume(tmp_path)
-    with pytest.raises(fedsat.UsageError, match="holds no run"):
+    with pytest.raises(fedsat.UsageError, match="contains no run"):
         fedsat.resume(tmp_path / "nothing")
 
 
@@ -295,7 +295,7 @@ def test_unasked_checkpoints_take_a_small_part_of_the_time(tmp_path: Path, monke
     assert checkpoints.due(after(10, megabytes=4))  # 4 MB at 200 MB/s are 0.02 s, which is 2 % of a second
     assert not checkpoints.due(after(10, megabytes=5))
     assert not checkpoints.due(after(11, megabytes=4))
-    assert checkpoints.due_at_the_end(after(11, megabytes=200))  # a second is granted to the last one …
+    assert checkpoints.due_at_the_end(after(11, megabytes=200))  # the last one may take a second …
     assert not checkpoints.due_at_the_end(after(11, megabytes=201))
     now[0] += 98.9
     assert checkpoints.due_at_the_end(after(11, megabytes=600))  # … or as much as brings it to 3 % of 100 s

@@ -1,4 +1,4 @@
-"""Whole runs on the built-in data: what is measured, what is left on disk, and how a run can end."""
+"""Runs on the built-in data: records, files, and how a run can end."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_an_interruption_finishes_the_files(tmp_path: Path) -> None:
 
 def test_a_folder_with_a_run_is_not_overwritten(tmp_path: Path) -> None:
     fedsat.run(**SMALL, out=tmp_path / "runs" / "one")
-    with pytest.raises(fedsat.UsageError, match="already holds a run"):
+    with pytest.raises(fedsat.UsageError, match="already contains a run"):
         fedsat.run(**SMALL, out=tmp_path / "runs" / "one")
     assert free_folder(tmp_path / "runs", "one") == tmp_path / "runs" / "one-2"
 
@@ -217,7 +217,7 @@ def test_misfortunes_are_recorded(tmp_path: Path) -> None:
 
 
 def test_a_skipped_round_is_recorded_and_drawn(tmp_path: Path) -> None:
-    # One client a round of which half do not answer: with this seed the first round is skipped.
+    # One client per round, and half of the clients do not respond: with this seed, the first round is skipped.
     run = fedsat.run(**{**SMALL, "per_round": 1, "dropout": 0.5, "seed": 2}, out=tmp_path / "one")
     skipped, answered = run.records[0], run.records[-1]
     assert (skipped.clients, skipped.weights, skipped.train_loss) == ([], [], None)
@@ -234,7 +234,7 @@ def test_labels_are_flipped_for_training_and_not_for_judging() -> None:
     flipped = fedsat.run(**SMALL, attack="label-flip", attackers=1.0)
     honest = fedsat.run(**SMALL)
     assert (flipped.setup.federation.class_counts == honest.setup.federation.class_counts).all()
-    # Everyone learned to say 9 − y, and the model is judged by y.
+    # All clients learned to predict 9 − y, and the model is evaluated on y.
     assert flipped.records[-1].metrics["accuracy"] < 0.1
     assert flipped.records[-1].metrics["loss"] > honest.records[-1].metrics["loss"]
 
@@ -244,8 +244,8 @@ def test_labels_are_flipped_for_training_and_not_for_judging() -> None:
     [
         ({"attack": "scale"}, "give both, such as --attack sign-flip --attackers 0.2"),
         ({"attackers": 0.2}, "give both"),
-        ({"max_norm": 0.5}, "below 1 it could refuse everybody"),
-        ({"stragglers": 0.2, "epochs": 1}, "with epochs = 1 they cannot"),
+        ({"max_norm": 0.5}, "it must be 0 .no limit. or at least 1"),
+        ({"stragglers": 0.2, "epochs": 1}, "so set epochs to at least 2"),
         ({"dropout": 1.0}, "dropout is 1; it must be below 1"),
         ({"attack": "sing-flip", "attackers": 0.2}, "did you mean 'sign-flip'"),
     ],

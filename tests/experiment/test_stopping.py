@@ -99,7 +99,7 @@ def test_a_run_goes_on_with_a_larger_budget(tmp_path: Path) -> None:
         ({"clip": 1, "algorithm": "fedsat:paper"}, r"fedsat:paper does not take clip \(here 1\)"),
         ({"weight_decay": 1, "algorithm": "fedsat:paper"}, "does not take weight_decay"),
         ({"steps": 3, "algorithm": "fedsat:paper"}, r"does not take steps \(here 3\): eq. 6"),
-        ({"steps": 1, "stragglers": 0.5}, "stragglers do fewer steps than others; with steps = 1"),
+        ({"steps": 1, "stragglers": 0.5}, "stragglers do fewer steps than the others, but steps is 1"),
         ({"batch_size": "most"}, "batch_size is 'most'; it must be a whole number or 'all'"),
         ({"label_smoothing": 0.1, "algorithm": "fedlc"}, "a class that the client lacks"),
     ],

@@ -1,4 +1,4 @@
-"""Disks that are full, folders that cannot be written or are gone: one clear line, and what was good stays."""
+"""Full disks, and folders that are read-only or missing: one clear error line, and valid files remain."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.runs import TINY, killed_after, results
 
 @contextmanager
 def files_no_longer_than(size: int) -> Iterator[None]:
-    """Let the system refuse to write more into a file, as it does when a disk is full."""
+    """Limit the size of files, so that writing fails as on a full disk."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
@@ -114,4 +114,4 @@ def test_the_command_says_it_in_one_line(tmp_path: Path) -> None:
 
 def test_killed_for_real(tmp_path: Path) -> None:
     """A small `python -m benchmarks.kill`."""
-    assert kill.play(tmp_path, rounds=30, kills=3, draw=random.Random(1)).total() >= 1
+    assert kill.kill_and_resume(tmp_path, rounds=30, kills=3, draw=random.Random(1)).total() >= 1

@@ -46,7 +46,7 @@ def node_of(grid: FaultyNodes, client: int) -> int:
     return next(node for node, context in grid.contexts.items() if context.node_config["partition-id"] == client)
 
 
-def play(grid: FaultyNodes, config: fedsat.Config, terms: Terms = QUICK, out: Path | None = None) -> Run:
+def run_federation(grid: FaultyNodes, config: fedsat.Config, terms: Terms = QUICK, out: Path | None = None) -> Run:
     return train(prepare(grid, config, terms, out))
 
 
@@ -93,7 +93,7 @@ BAD_UPDATES = {
 def test_bad_updates_are_refused_and_named(why: str, clouds: Path) -> None:
     grid = grid_of(clouds)
     grid.faults[node_of(grid, 2)] = only_for("train", changed("model:params", BAD_UPDATES[why]))
-    run = play(grid, configure(clouds))
+    run = run_federation(grid, configure(clouds))
     for line in run.records:
         assert 2 not in line.clients
         assert len(line.clients) == 3
@@ -106,7 +106,7 @@ def test_uploads_are_checked(clouds: Path) -> None:
     grid = grid_of(clouds)
     nan = changed("uploads/control_change", BAD_UPDATES["is not finite"])
     grid.faults[node_of(grid, 1)] = only_for("train", nan)
-    run = play(grid, configure(clouds, algorithm="scaffold"))
+    run = run_federation(grid, configure(clouds, algorithm="scaffold"))
     assert "control_change" in notes(run, 1)[1]
     assert 1 not in run.records[-1].clients
 
@@ -114,7 +114,7 @@ def test_uploads_are_checked(clouds: Path) -> None:
 def test_a_silent_node_gets_at_most_twice_the_time_of_the_others(clouds: Path) -> None:
     grid = grid_of(clouds)
     grid.faults[node_of(grid, 0)] = lambda request, reply: reply if request.round == 0 else None
-    run = play(grid, configure(clouds), Terms(timeout=2.0, wait=1.0))
+    run = run_federation(grid, configure(clouds), Terms(timeout=2.0, wait=1.0))
     assert run.records[0].seconds["train"] > 2
     assert run.records[1].seconds["train"] < 2
     assert all("no reply in" in notes(run, number)[0] for number in (1, 2, 3))
@@ -130,14 +130,14 @@ def test_the_error_of_a_node_is_recorded(clouds: Path, tmp_path: Path) -> None:
         return reply
 
     grid.faults[node] = vanish
-    run = play(grid, configure(clouds))
+    run = run_federation(grid, configure(clouds))
     assert notes(run, 1)[3] == f"there is no folder {tmp_path / 'gone'}"
 
 
 def test_state_stays_on_the_node_and_only_used_updates_change_it(clouds: Path) -> None:
     """A client whose update was not used continues from its last used state, so the run is the same."""
     config = configure(clouds, algorithm="scaffold", rounds=4)
-    alone = play(grid_of(clouds), config)
+    alone = run_federation(grid_of(clouds), config)
     assert all(state.keys() == {"used"} for state in alone.training.states.values())
 
     grid, rounds = grid_of(clouds), []
@@ -148,7 +148,7 @@ def test_state_stays_on_the_node_and_only_used_updates_change_it(clouds: Path) -
 
     grid.faults[node_of(grid, 1)] = only_for("train", second_time_silent)
     # Client 1 is missing in round 2, but all clients are needed: the round is retried from the same state.
-    retried = play(grid, config, Terms(timeout=0.3, wait=0.3, min_fraction=1.0))
+    retried = run_federation(grid, config, Terms(timeout=0.3, wait=0.3, min_fraction=1.0))
     assert rounds == [1, 2, 2, 3, 4]
     for name, tensor in alone.model.params.items():
         assert torch.equal(tensor, retried.model.params[name])
@@ -218,12 +218,12 @@ WRONG_COUNTS = {
 @pytest.mark.parametrize("why", WRONG_COUNTS)
 def test_a_worker_with_wrong_counts_is_left_out(why: str, clouds: Path) -> None:
     config = configure(clouds, algorithm="fedsat", clients=5, per_round=3, rounds=1)
-    honest = play(grid_of(clouds, 5), config)
+    honest = run_federation(grid_of(clouds, 5), config)
     worker = next(client for client in range(5) if client not in honest.records[0].clients)
     grid = grid_of(clouds, 5)
     lie = changed("counts", lambda arrays: first(arrays, WRONG_COUNTS[why]))
     grid.faults[node_of(grid, worker)] = only_for("evaluate.worker", lie)
-    run = play(grid, config)
+    run = run_federation(grid, config)
     assert why in notes(run, 1)[worker]
     # The clients' weights come from the remaining workers.
     assert sorted(run.records[0].clients) == sorted(honest.records[0].clients)
@@ -234,17 +234,19 @@ def test_a_worker_with_wrong_counts_is_left_out(why: str, clouds: Path) -> None:
 @pytest.mark.parametrize("change", [lambda arrays: {}, lambda arrays: {"x": next(iter(arrays.values()))}])
 def test_a_worker_with_counts_of_other_clients_is_left_out(change: Any, clouds: Path) -> None:
     config = configure(clouds, algorithm="fedsat", clients=5, per_round=3, rounds=1)
-    worker = next(client for client in range(5) if client not in play(grid_of(clouds, 5), config).records[0].clients)
+    worker = next(
+        client for client in range(5) if client not in run_federation(grid_of(clouds, 5), config).records[0].clients
+    )
     grid = grid_of(clouds, 5)
     grid.faults[node_of(grid, worker)] = only_for("evaluate.worker", changed("counts", change))
-    assert "not those of the requested clients" in notes(play(grid, config), 1)[worker]
+    assert "not those of the requested clients" in notes(run_federation(grid, config), 1)[worker]
 
 
 def test_a_client_whose_own_counts_are_wrong_is_left_out(clouds: Path) -> None:
     grid = grid_of(clouds)
     lie = changed("counts", lambda arrays: first(arrays, lambda c: c * 2))
     grid.faults[node_of(grid, 1)] = only_for("train", lie)
-    run = play(grid, configure(clouds, algorithm="fedsat", rounds=1))
+    run = run_federation(grid, configure(clouds, algorithm="fedsat", rounds=1))
     assert "samples, but it trained on" in notes(run, 1)[1]
     assert 1 not in run.records[0].clients
 
@@ -254,7 +256,7 @@ def test_silent_workers_contribute_nothing(clouds: Path) -> None:
     grid = grid_of(clouds, 5)
     for client in range(5):
         grid.faults[node_of(grid, client)] = only_for("evaluate.worker", silent)
-    run = play(grid, config)
+    run = run_federation(grid, config)
     sampled = run.records[0].clients
     assert len(sampled) == 3
     assert notes(run, 1).keys() == set(range(5)) - set(sampled)
@@ -272,14 +274,14 @@ def test_sums_give_the_same_weights_and_hide_single_counts(clouds: Path, missing
 
     for node in grid.contexts:
         grid.faults[node] = only_for("evaluate.worker", listen)
-    gone = next(k for k in range(6) if k not in play(grid_of(clouds, 6), config).records[0].clients)
+    gone = next(k for k in range(6) if k not in run_federation(grid_of(clouds, 6), config).records[0].clients)
     if missing:
         grid.faults[node_of(grid, gone)] = only_for("evaluate.worker", silent)
-    hidden = play(grid, config, Terms(timeout=0.3, wait=0.3, worker_counts="sums"))
+    hidden = run_federation(grid, config, Terms(timeout=0.3, wait=0.3, worker_counts="sums"))
     # Single reports are unreadable: true counts are below the number of samples, masked ones almost never are.
     assert np.mean([np.abs(counts.astype(np.float64)).min() > 10**9 for counts in sent]) > 0.9
     if not missing:
-        open_ = play(grid_of(clouds, 6), config)
+        open_ = run_federation(grid_of(clouds, 6), config)
         for line, other in zip(hidden.records, open_.records, strict=True):
             assert line.weights == pytest.approx(other.weights)
             assert line.client_scores == pytest.approx(other.client_scores)
@@ -305,14 +307,14 @@ def test_impossible_sums_stop_the_run_and_name_the_client(clouds: Path) -> None:
     for node in grid.contexts:
         grid.faults[node] = only_for("evaluate.worker", lie)
     with pytest.raises(TrainingError, match=r"round 1, workers of client \d: counts"):
-        play(grid, config, Terms(timeout=0.3, wait=0.3, worker_counts="sums"))
+        run_federation(grid, config, Terms(timeout=0.3, wait=0.3, worker_counts="sums"))
 
 
 def test_accuracies_out_of_range_are_ignored(clouds: Path) -> None:
     grid = grid_of(clouds)
     lie = changed("results", lambda arrays: {"accuracy": arrays["accuracy"] + 1})
     grid.faults[node_of(grid, 0)] = only_for("evaluate", lie)
-    run = play(grid, configure(clouds))
+    run = run_federation(grid, configure(clouds))
     assert "not between 0 and 1" in notes(run, 1)[0]
     assert run.state.evaluation is not None
     assert np.isnan(run.state.evaluation.client_accuracies[0])

@@ -1,4 +1,4 @@
-"""Any configuration of small size runs, or is refused with a reason; any configuration file is read or refused."""
+"""Any small configuration runs or is refused with a reason; any configuration file is read or refused."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from fedsat.options import OptionField, Registry
 from tests.support.mutations import mutated, mutated_text, refused_or, tries
 
 SMALLEST, LARGEST = 1e-12, 1e12
-"""Floats that a user could mean; what lies beyond is tried by hand in other tests."""
+"""Draw plausible floats; other tests cover extreme ones."""
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Small data of three shapes: pictures with one and three channels, and plain features."""
+    """Return small data of three shapes: images with one and three channels, and plain features."""
     rng = np.random.default_rng(1)
     shapes = {"grey": (1, 28, 28), "colour": (3, 32, 32), "features": (5,)}
     found = {}
@@ -39,7 +39,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def values(field: OptionField) -> st.SearchStrategy[Any]:
-    """Values that an option may take, by its own word."""
+    """Draw values that an option accepts according to its description."""
     option, kind = field.option, field.type
     kinds = [part for part in typing.get_args(kind) if part is not type(None)]
     if typing.get_origin(kind) is Literal:
@@ -66,7 +66,7 @@ def values(field: OptionField) -> st.SearchStrategy[Any]:
 
 
 def parts(registry: Registry[Any]) -> st.SearchStrategy[dict[str, Any]]:
-    """Any part of a kind with a few of its options."""
+    """Draw any part of a kind with a few of its options."""
 
     def options(name: str) -> st.SearchStrategy[dict[str, Any]]:
         some = {key: values(field) for key, field in registry.options(name).items()}

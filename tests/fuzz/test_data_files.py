@@ -1,4 +1,4 @@
-"""Data files changed at random are read as what they are, or refused: no traceback, no hang, no wrong data."""
+"""Randomly changed data files are read correctly or refused: no traceback, no hang, no wrong data."""
 
 from __future__ import annotations
 

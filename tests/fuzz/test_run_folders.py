@@ -1,4 +1,4 @@
-"""Run folders changed at random: a run continues to exactly the right end, or is refused."""
+"""Randomly changed run folders: a run continues to exactly the same result, or is refused."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SETTINGS: dict[str, Any] = {"clients": 4, "per_round": 2, "workers": 2, "hidden"
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """A killed run, and what it should come to."""
+    """A killed run, and the result it should reach."""
     root = tmp_path_factory.mktemp("runs")
     fedsat.run(**{**TINY, **SETTINGS}, out=root / "whole")
     killed_after(5, root / "killed", **SETTINGS)
@@ -62,9 +62,9 @@ def test_a_stored_run_is_read_or_refused(
     folder.mkdir(exist_ok=True)
     for name, content in files.items():
         (folder / name).write_bytes(content)
-    refused_or(lambda: told(folder))
+    refused_or(lambda: read_everything(folder))
 
 
-def told(folder: Path) -> list[Any]:
+def read_everything(folder: Path) -> list[Any]:
     run = StoredRun.read(folder)
     return [run.summary, run.method, run.seed, run.evaluated]

@@ -1,7 +1,7 @@
-"""Golden metrics: a small matrix of runs must give the recorded numbers exactly, whatever changes inside.
+"""Golden metrics: a small set of runs must reproduce the recorded numbers exactly.
 
-The last digits depend on the processor, so each processor has a file of its own. `python tests/golden/test_golden.py`
-records the file of this one, after a change that is meant to change numbers; then remove the other files.
+The last digits depend on the processor, so each processor has its own file. After a change that is meant to change
+numbers, `python tests/golden/test_golden.py` records the file of this machine; then remove the other files.
 """
 
 from __future__ import annotations

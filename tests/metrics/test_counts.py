@@ -1,4 +1,4 @@
-"""Confusion counts and what is computed from them, by hand."""
+"""Confusion counts and the numbers computed from them, by hand."""
 
 from __future__ import annotations
 
@@ -47,4 +47,4 @@ def test_rounds_to_target_must_hold() -> None:
     accuracy = [0.9, 0.1, 0.2, 0.9, 1.0, 0.5]
     assert rounds_to_target(rounds, accuracy, 0.7) == 5
     assert rounds_to_target(rounds, accuracy, 0.95) is None
-    assert rounds_to_target([1, 2], [1.0, 1.0], 0.5) is None  # too few to tell
+    assert rounds_to_target([1, 2], [1.0, 1.0], 0.5) is None  # too few evaluations

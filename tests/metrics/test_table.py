@@ -1,4 +1,4 @@
-"""Metrics: the table by hand, the user's own, and the record that holds them."""
+"""Metrics: the table by hand, the user's own metrics, and the record that stores them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_how_values_are_written() -> None:
     accuracy, errors = METRICS["accuracy"], mistakes
     assert (accuracy.heading, accuracy.caption, accuracy.written(0.5)) == ("accuracy %", "accuracy, %", "50.0")
     assert (errors.heading, errors.caption, errors.written(6)) == ("errors", "errors", "6.000")
-    assert METRICS["worst_class_recall"].caption == "recall of the worst class, %"
+    assert METRICS["worst_class_recall"].caption == "worst-class recall, %"
     assert [each.name for each in COMPARED] == ["accuracy", "worst_class_recall", "worst_client_accuracy"]
 
 
@@ -72,7 +72,7 @@ def test_metrics_of_your_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "told"),
+    ("path", "message"),
     [
         ("auprc", "written module:name"),
         ("nowhere:auprc", "cannot import 'nowhere' for the metric"),
@@ -80,8 +80,8 @@ def test_metrics_of_your_own() -> None:
         ("fedsat.metrics.table:COMPARED", "not a function"),
     ],
 )
-def test_what_is_no_metric(path: str, told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_what_is_no_metric(path: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         find_metrics([path])
 
 
@@ -107,7 +107,14 @@ def test_from_the_engine_to_the_page(tmp_path: Path, engine: str) -> None:
 
     groups = group_runs(find_runs([tmp_path]))
     shown = comparison(groups)
-    assert shown.headings[:6] == ["", "accuracy %", "worst class %", "worst client %", "confidence", "errors"]
+    assert shown.headings[:6] == [
+        "",
+        "accuracy %",
+        "worst-class recall %",
+        "worst-client accuracy %",
+        "confidence",
+        "errors",
+    ]
     fewest = min(run.summary["last_ten"]["mistakes"] for run in runs)
     best = [row[5][0] for row in shown.rows if row[5][1] == "best"]
     assert best == [f"{fewest:.3f}"]

@@ -1,4 +1,4 @@
-"""Shapes and parameter counts of the models, worked out by hand (SPEC §7)."""
+"""Shapes and parameter counts of the models, by hand."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Own(nn.Module):
 
 
 class Small(nn.Linear):
-    """Takes five numbers, gives two."""
+    """Takes five numbers, returns two."""
 
     def __init__(self) -> None:
         super().__init__(5, 2)
@@ -97,8 +97,8 @@ def test_a_users_module() -> None:
         (f"{__name__}:Owm", CIFAR, "did you mean 'Own'"),
         ("builtins:dict", CIFAR, "it is not a Module"),
         (":Net", CIFAR, "cannot import ''"),
-        (f"{__name__}:Small", CIFAR, "cannot take samples of shape"),
-        (f"{__name__}:Own", (4, 4), "one per class"),
+        (f"{__name__}:Small", CIFAR, "does not accept samples of shape"),
+        (f"{__name__}:Own", (4, 4), "one logit per class"),
     ],
 )
 def test_bad_models_are_refused(spec: Any, shape: tuple[int, ...], message: str) -> None:

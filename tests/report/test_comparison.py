@@ -1,4 +1,4 @@
-"""Which differences are noise, and how runs are put together."""
+"""Which differences may be noise, and how runs are grouped."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_ties_are_paired_by_seed() -> None:
     assert tied({0: 0.80, 1: 0.80, 2: 0.80}, {0: 0.79, 1: 0.81, 2: 0.794})
     # Differences 5.0, 4.6, 4.2: mean 4.6, standard error 0.231, times 4.303 = 0.99 < 4.6.
     assert not tied({0: 0.850, 1: 0.846, 2: 0.842}, {0: 0.80, 1: 0.80, 2: 0.80})
-    # Differences 1 and 3: mean 2, standard error 1, times 12.71 > 2: two seeds tell little.
+    # Differences 1 and 3: mean 2, standard error 1, times 12.71 > 2: two seeds say little.
     assert tied({0: 0.81, 1: 0.83}, {0: 0.80, 1: 0.80})
     assert not tied({0: 0.81}, {0: 0.80})
     assert not tied({0: 0.81, 1: 0.82}, {1: 0.81, 2: 0.80})
@@ -39,7 +39,7 @@ def test_marks() -> None:
     assert marks([{0: 0.83, 1: 0.81}, noisy]) == ["best", "tie"]
     assert marks([{0: 0.5}, {0: 0.5}, {0: 0.4}]) == ["best", "best", ""]
     assert marks([{0: 0.5}]) == [""]
-    # Seed 1 is kinder to everybody, and only the first has it: over seed 0 alone the second is ahead.
+    # Seed 1 gives higher numbers, and only the first method has it: with seed 0 alone, the second is ahead.
     assert marks([{0: 0.5, 1: 0.9}, {0: 0.6}]) == ["", "best"]
     assert marks([{0: 0.5}, {1: 0.6}]) == ["", ""]
 

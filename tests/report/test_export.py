@@ -42,7 +42,7 @@ def test_latex(compared: Comparison, tmp_path: Path) -> None:
     lines = compared.write_table(tmp_path / "one.tex").read_text().splitlines()
     assert lines[0].startswith("% mnist-mini, lsmc")
     assert lines[2] == r"\begin{tabular}{lrrrrrrrr}"
-    assert lines[4].startswith(r" & accuracy \% & worst class \% &")
+    assert lines[4].startswith(r" & accuracy \% & worst-class recall \% &")
     assert lines[7].startswith(r"fedsat & \textbf{78.0 $\pm$ 13.8} &")
     assert lines[-2:] == [r"\bottomrule", r"\end{tabular}"]
 

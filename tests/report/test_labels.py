@@ -85,7 +85,7 @@ def test_many_differences_are_not_listed(tmp_path: Path) -> None:
 
 
 def test_no_two_groups_have_the_same_label(tmp_path: Path) -> None:
-    # A run that was interrupted has no summary, and so does not tell that a part of its method was left out.
+    # An interrupted run has no summary, and so does not show that a part of its method was left out.
     for folder, weighting in (("a/run", "pwa"), ("b/run", "samples"), ("c/other", "uniform")):
         run = make_run(tmp_path / folder, weighting=weighting)
         (run.folder / "summary.json").unlink()

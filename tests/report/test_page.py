@@ -1,4 +1,4 @@
-"""The page: safe with any name, small with many runs, and alive in a real browser."""
+"""The page is safe with any name, small with many runs, and works in a real browser."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_nothing_is_fetched_and_names_are_only_text(tmp_path: Path) -> None:
     assert "default-src 'none'" in page
     data = json.loads(re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)[0])
     assert data["groups"][0]["classes"] == names
-    assert "The partition of" in page  # the data are not at hand, and that is said
+    assert "The partition of" in page  # the page notes that the data are not available
 
 
 def test_ten_methods_three_seeds_400_rounds_100_classes_fit(tmp_path: Path) -> None:
@@ -79,10 +79,10 @@ document.getElementById("theme").click();
 seen.theme = document.documentElement.dataset.theme;
 seen.wide = document.documentElement.scrollWidth - innerWidth;
 seen.errors = errors;
-const told = document.createElement("pre");
-told.id = "seen";
-told.textContent = JSON.stringify(seen);
-document.body.append(told);
+const output = document.createElement("pre");
+output.id = "seen";
+output.textContent = JSON.stringify(seen);
+document.body.append(output);
 </script>"""
 
 
@@ -90,7 +90,7 @@ document.body.append(told);
 @pytest.mark.parametrize("width", [1280, 500])
 def test_in_a_browser(tmp_path: Path, width: int) -> None:
     page = make_page(two_methods(tmp_path / "runs"))
-    # The page's own policy lets scripts inside it run; these two watch and drive it.
+    # The page's policy allows scripts inside it; these two observe and control it.
     driven = page.replace("<head>", f"<head>{WATCH}").replace("</body>", f"{DRIVE}</body>")
     path = tmp_path / "driven.html"
     path.write_text(driven, encoding="utf-8")

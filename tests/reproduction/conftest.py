@@ -1,4 +1,4 @@
-"""Every test here works in a folder of its own."""
+"""Every test here runs in its own folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m reproduction`: what is run, what is kept, what is shown."""
+"""`python -m reproduction`: which cells run, which results are stored, and what is shown."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_paper(capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 0
     assert "90.10" in out
     assert "rank correlation with the paper" in out
-    assert "nothing here can be compared with the paper" in out
+    assert "these results cannot be compared with the paper" in out
 
 
 def test_results_are_kept_run_by_run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,7 +55,7 @@ def test_results_that_cannot_be_kept_are_known_before_training(capsys: pytest.Ca
     only = ["--only", "dataset=mnist,model=mlp,lr=0.01,method=fedavg"]
     code, _, err = fedsat(capsys, "run", "table-ls", *only)
     assert code == 2
-    assert "it is not a file of results" in err
+    assert "it is not a results file" in err
     assert list(path.parent.glob("*/")) == []
 
 
@@ -75,7 +75,7 @@ def test_variants_can_be_chosen() -> None:
 
 def test_what_is_missing_is_made_by_the_command_that_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     wanted = ["show", "tuning", "--scale", "smoke"]
-    command = fedsat(capsys, *wanted)[2].partition("make them with: ")[2]
+    command = fedsat(capsys, *wanted)[2].partition("yet; run: ")[2]
     assert command == "python -m reproduction run tuning --scale smoke --seed 1000\n"
     only = ["--only", "dataset=mnist,variant=fedlc objective.tau=0.5"]
     assert fedsat(capsys, *shlex.split(command)[3:], *only)[0] == 0
@@ -100,7 +100,7 @@ def test_runs_whose_results_are_kept_are_not_run_again(
     seeds = [(result.line["contender"], result.seed) for result in read_results(Path("kept/table-ls-smoke.csv"))]
     last = [(who, seed) for who, seed in seeds if "averaged" not in who]
     assert last == [("fedavg", 0), ("fedavg", 1), ("fedprox", 0), ("fedprox", 1)]
-    # The same cell and seed by other settings, as after a change of defaults, is another experiment.
+    # The same cell and seed with other settings, for example after a change of defaults, is another experiment.
     path = Path("kept/table-ls-smoke.csv")
     path.write_text(path.read_text().replace('""server_lr"": 1.0', '""server_lr"": 0.5'))
     code, out, _ = fedsat(capsys, *call, only)
@@ -117,7 +117,7 @@ def test_changed_settings_are_kept_in_full_and_in_one_order(capsys: pytest.Captu
     assert line.line["extra"] == "algorithm.gamma=0.5, algorithm.inertia=0.1"
 
 
-def test_smoke_results_are_shown_without_being_told_where(capsys: pytest.CaptureFixture[str]) -> None:
+def test_smoke_results_are_found_without_their_folder(capsys: pytest.CaptureFixture[str]) -> None:
     assert fedsat(capsys, "run", "table-ls", "--only", "dataset=mnist,model=mlp,method=fedavg")[0] == 0
     out = fedsat(capsys, "show", "table-ls")[1]
     assert "2 of 120 cells have results" in out
@@ -141,7 +141,7 @@ WRONG = [
     (["run", "table-lx"], "did you mean 'table-ls'?"),
     (["run", "table-ls", "--only", "mnist"], "--only takes column=value"),
     (["run", "table-ls", "--scale", "tiny"], "unknown scale"),
-    (["show", "table-ls"], "make them with: python -m reproduction run table-ls --scale full\n"),
+    (["show", "table-ls"], "yet; run: python -m reproduction run table-ls --scale full\n"),
     (["show", "defaults", "--scale", "full"], "python -m reproduction run defaults --scale full\n"),
     (["tune", "--results", "a b"], "run tuning --scale short --seed 1000 --results 'a b'\n"),
 ]

@@ -79,4 +79,4 @@ def test_tables_go_between_their_marks(tmp_path: Path) -> None:
 def test_the_study_names_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = reproduction(capsys, "study")
     assert code == 2
-    assert "make them with: python -m reproduction run choice --scale short --seed 100" in err
+    assert "run: python -m reproduction run choice --scale short --seed 100" in err

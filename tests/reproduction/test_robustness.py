@@ -8,7 +8,19 @@ import pytest
 
 from fedsat.experiment.config import Config
 from fedsat.metrics import RoundRecord
-from reproduction.robustness import DEFENCES, MARK, Absent, Case, append, done, play, read, shares, tables, write_page
+from reproduction.robustness import (
+    DEFENCES,
+    MARK,
+    Absent,
+    Case,
+    append,
+    done,
+    read,
+    run_case,
+    shares,
+    tables,
+    write_page,
+)
 
 
 def case(defence: str, attack: str, attackers: float) -> Case:
@@ -24,7 +36,7 @@ def test_every_defence_can_be_configured() -> None:
 
 
 def test_absent_attackers_are_all_refused() -> None:
-    row = play(case("fedavg", "absent", 0.2), "cpu", deadline=float("inf"))
+    row = run_case(case("fedavg", "absent", 0.2), "cpu", deadline=float("inf"))
     assert row is not None
     assert (row["attackers_weight"], row["attackers_left_out"], row["honest_left_out"]) == (0, 1, 0)
 
@@ -46,9 +58,9 @@ def test_shares_by_hand() -> None:
 def test_rows_are_kept_skipped_and_tabled(tmp_path: Path) -> None:
     file, page = tmp_path / "some" / "rows.csv", tmp_path / "page.md"
     clean, attacked = case("fedavg", "none", 0.0), case("fedavg", "sign-flip", 0.2)
-    assert play(clean, "cpu", deadline=0) is None
+    assert run_case(clean, "cpu", deadline=0) is None
     for one in (clean, attacked):
-        row = play(one, "cpu", deadline=float("inf"))
+        row = run_case(one, "cpu", deadline=float("inf"))
         assert row is not None
         append(row, file)
     assert done(file) == {clean.key, attacked.key}

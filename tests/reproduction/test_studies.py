@@ -1,4 +1,4 @@
-"""The paper's tables as data, and ours beside them."""
+"""The paper's tables as data, and their comparison with our results."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def mnist_results(folder: Path, accuracies: dict[str, float], extra: str = "") -
         add_results(folder / "table-lsmc-full.csv", [r for run in runs for r in results_of(cell, extra, "full", run)])
 
 
-def test_ours_beside_the_papers(tmp_path: Path) -> None:
+def test_comparison_with_the_paper(tmp_path: Path) -> None:
     study = STUDIES["table-lsmc"]
     mnist_results(tmp_path, {"fedavg": 0.85, "scaffold": 0.95, "fedsat": 0.93, "fedlc": 0.80})
     results = read_results(tmp_path / "table-lsmc-full.csv")
@@ -133,7 +133,7 @@ def test_all_methods_at_a_glance(tmp_path: Path) -> None:
     )
     settings = read_settings({("table-lsmc", "full"): [*read_results(path), line]})
     lines = overview(settings, "accuracy_last_ten")
-    # FedSat's second seed is left out, since nobody else has it: 50 + 9 with n = 2, 2 more with n = 4, 60 in the mean.
+    # FedSat's second seed is left out: no other method has it. 50 + 9 with n = 2, 2 more with n = 4, 60 on average.
     ends = [line.split(" | ")[-2:] for line in lines[2:]]
     assert ends == [["**59.00**", "1 |"], ["**61.00**", "1 |"], ["**60.00**", " |"]]
     assert lines[2].startswith("| lsmc, mnist, mlp, classes_per_client=2 | 50.00 | 51.00 | 52.00 |")
@@ -144,13 +144,13 @@ def test_all_methods_at_a_glance(tmp_path: Path) -> None:
     assert overview([], "accuracy_last_ten") == []
 
 
-def test_the_page_tells_the_worst_class_at_a_glance(tmp_path: Path) -> None:
+def test_the_page_shows_worst_class_recall_at_a_glance(tmp_path: Path) -> None:
     path = tmp_path / "table-lsmc-full.csv"
     mnist_results(tmp_path, {"fedavg": 0.85, "fedsat": 0.93})
     worst = {"fedavg": "40.00", "fedsat": "60.00"}
     add_results(path, [Result({**r.line, "worst_class_last_ten": worst[r.key[0]]}) for r in read_results(path)])
     text = write_document(tmp_path, tmp_path / "results.md", tmp_path / "ranks.svg").read_text()
-    glance = text.split("### Recall of the worst class")[1]
+    glance = text.split("### Worst-class recall")[1]
     row = next(line for line in glance.splitlines() if line.startswith("| lsmc, mnist, mlp"))
     assert [word for word in row.split(" | ") if word != "–"][1:] == ["40.00", "**60.00**", "2 |"]
 
@@ -244,9 +244,9 @@ def test_results_stay_when_methods_get_new_options(tmp_path: Path) -> None:
 
 def test_files_that_are_no_results(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(fedsat.UsageError, match="not a file of results"):
+    with pytest.raises(fedsat.UsageError, match="not a results file"):
         read_results(tmp_path / "x.csv")
-    with pytest.raises(fedsat.UsageError, match="holds no results"):
+    with pytest.raises(fedsat.UsageError, match="contains no results"):
         write_document(tmp_path, tmp_path / "results.md", tmp_path / "ranks.svg")
 
 

@@ -21,14 +21,14 @@ from fedsat.rounds.sampling import draw_attackers
 from tests.support.byhand import make_updates, one, scalar, values
 from tests.support.federations import furthest, make_engine, stacked
 
-CALLS = Sampling(per_round=6, workers=4, seed=3)
+SAMPLING = Sampling(per_round=6, workers=4, seed=3)
 SKEWED: dict[str, Any] = {"partition": {"name": "lsmc", "classes_per_client": 2}, "clients": 15}
 ATTACKERS = draw_attackers(3, 15, 0.4)
 
 
-def play(engine: Engine, faults: Faults, rounds: int = 2) -> tuple[FederationState, list[RoundResult]]:
+def run_rounds(engine: Engine, faults: Faults, rounds: int = 2) -> tuple[FederationState, list[RoundResult]]:
     training = start(engine)
-    return training, [run_round(engine, training, CALLS, faults) for _ in range(rounds)]
+    return training, [run_round(engine, training, SAMPLING, faults) for _ in range(rounds)]
 
 
 # Faults
@@ -36,10 +36,12 @@ def play(engine: Engine, faults: Faults, rounds: int = 2) -> tuple[FederationSta
 
 @pytest.mark.parametrize("method", list(algorithms))
 def test_every_method_goes_on_without_some_clients_and_workers(method: str) -> None:
-    training, rounds = play(make_engine(algorithms.build(method), stragglers=0.5, **SKEWED), Faults(dropout=0.4), 3)
+    training, rounds = run_rounds(
+        make_engine(algorithms.build(method), stragglers=0.5, **SKEWED), Faults(dropout=0.4), 3
+    )
     assert any(one.missing for one in rounds)
     for one_round in rounds:
-        assert len(one_round.clients) + len(one_round.missing) == CALLS.per_round
+        assert len(one_round.clients) + len(one_round.missing) == SAMPLING.per_round
         assert not set(one_round.missing) & set(one_round.clients.tolist())
         assert len(one_round.client_weights.weights) == len(one_round.clients)
         assert float(one_round.client_weights.weights.sum()) == pytest.approx(1)
@@ -47,8 +49,8 @@ def test_every_method_goes_on_without_some_clients_and_workers(method: str) -> N
     assert all(bool(torch.isfinite(tensor).all()) for tensor in training.server.model.params.values())
 
 
-def test_a_round_that_nobody_answers_is_skipped() -> None:
-    training, rounds = play(make_engine(FedSat(), **SKEWED), Faults(dropout=1.0))
+def test_a_round_without_responses_is_skipped() -> None:
+    training, rounds = run_rounds(make_engine(FedSat(), **SKEWED), Faults(dropout=1.0))
     fresh = start(make_engine(FedSat(), **SKEWED))
     assert training.rounds == 2
     assert not training.states
@@ -58,16 +60,16 @@ def test_a_round_that_nobody_answers_is_skipped() -> None:
     assert rounds[0].traffic.up == 0
 
 
-def test_weights_are_among_those_who_answered() -> None:
+def test_weights_are_normalised_over_the_clients_that_responded() -> None:
     engine = make_engine(FedAvg(), partition={"name": "quantity", "beta": 0.5}, clients=15)
-    _, (played,) = play(engine, Faults(dropout=0.5), 1)
-    assert played.missing
-    sizes = engine.federation.sizes[played.clients]
-    assert played.client_weights.weights.tolist() == pytest.approx((sizes / sizes.sum()).tolist())
+    _, (result,) = run_rounds(engine, Faults(dropout=0.5), 1)
+    assert result.missing
+    sizes = engine.federation.sizes[result.clients]
+    assert result.client_weights.weights.tolist() == pytest.approx((sizes / sizes.sum()).tolist())
 
 
 def test_stragglers_take_fewer_steps() -> None:
-    # 6 samples each, batches of 4: two steps an epoch.
+    # 6 samples each, batches of 4: two steps per epoch.
     engine = make_engine(FedAvg(), epochs=4, stragglers=0.5, clients=15)
     clients = np.arange(15)
     steps = engine.train(start(engine).server, clients, {}, 1).updates.steps.tolist()
@@ -81,7 +83,7 @@ def test_stragglers_take_fewer_steps() -> None:
 
 @pytest.mark.parametrize("attack", list(attacks))
 @pytest.mark.parametrize("method", ["fedsat", "scaffold"])
-def test_both_engines_agree_in_adversity(method: str, attack: str) -> None:
+def test_both_engines_agree_with_faults_and_attacks(method: str, attack: str) -> None:
     options = {**SKEWED, "stragglers": 0.5, "augment": False}
     faults = Faults(0.2, 5.0, attacks.build(attack), ATTACKERS)
     made = []
@@ -89,7 +91,7 @@ def test_both_engines_agree_in_adversity(method: str, attack: str) -> None:
         engine = make_engine(
             algorithms.build(method), engine=kind, attack=faults.attack, attackers=ATTACKERS, **options
         )
-        made.append(play(engine, faults))
+        made.append(run_rounds(engine, faults))
     (left, first), (right, second) = made
     assert furthest(left.server.model.params, right.server.model.params) < 1e-9
     for ours, theirs in zip(first, second, strict=True):
@@ -105,14 +107,14 @@ def test_both_engines_agree_in_adversity(method: str, attack: str) -> None:
 
 
 def trained(*params: float, steps: Sequence[int] | None = None) -> TrainedRound:
-    """Clients with these models, after so many steps (one each); their states are their numbers."""
+    """Return clients with these models after these numbers of steps (default: one); states are the clients' numbers."""
     clients = len(params)
     states = [{"kept": scalar(float(client))} for client in range(clients)]
     updates = make_updates(one(*params), list(steps or [1] * clients), 0.1)
     return TrainedRound(updates, states, {"loss": torch.zeros(clients), "finite": updates.steps})
 
 
-def test_what_is_not_finite_or_went_too_far_is_refused() -> None:
+def test_updates_that_are_not_finite_or_too_long_are_refused() -> None:
     # From Θ = 1 the clients move by 1, 2, 3, −8, 4 and NaN. The median length of the finite ones is 3.
     start_at = Model(scalar(1), {})
     given = trained(2, 3, 4, -7, 5, float("nan"))
@@ -124,13 +126,13 @@ def test_what_is_not_finite_or_went_too_far_is_refused() -> None:
     assert refuse_updates(given, start_at, 0, 1)[1] == {5: "not finite"}
 
 
-def test_who_took_more_steps_may_go_further() -> None:
-    # Lengths 1, 1, 1, 30, 30 by 2, 2, 4, 40, 8 steps. Medians are 1 and 4: the last two may go 10 and 2 times as far.
+def test_clients_with_more_steps_may_send_longer_updates() -> None:
+    # Lengths 1, 1, 1, 30, 30 with 2, 2, 4, 40, 8 steps. Medians are 1 and 4: the last two may be 10 and 2 times longer.
     given = trained(1, 1, 1, 30, 30, steps=[2, 2, 4, 40, 8])
     assert refuse_updates(given, Model(scalar(0), {}), 10, 1)[1] == {4: "update is 15 times as long as the median"}
 
 
-def test_where_most_do_not_move_nobody_went_too_far() -> None:
+def test_if_most_updates_are_zero_none_is_too_long() -> None:
     # One-class clients of FedLC return the model they received: a median of 0 is no measure.
     assert refuse_updates(trained(1, 1, 5), Model(scalar(1), {}), 10, 1)[1] == {}
 
@@ -158,7 +160,7 @@ class Broken(Attack):
 
 @pytest.mark.parametrize("method", list(algorithms))
 def test_a_refused_client_leaves_no_trace(method: str) -> None:
-    training, rounds = play(make_engine(algorithms.build(method), **SKEWED), Faults(attack=Broken()), 1)
+    training, rounds = run_rounds(make_engine(algorithms.build(method), **SKEWED), Faults(attack=Broken()), 1)
     assert list(rounds[0].refused.values()) == ["not finite"]
     (refused,) = rounds[0].refused
     assert refused not in training.states
@@ -205,12 +207,12 @@ def test_workers_that_did_not_report_contradict_nobody() -> None:
 
 
 def sent(attack: Attack, **given: Any) -> list[float]:
-    """What the server gets of clients 0, 1, 2 with the models 2, 3, 5 after Θ = 1, if client 1 attacks."""
+    """Return what the server receives from clients 0, 1, 2 with models 2, 3, 5 after Θ = 1, if client 1 attacks."""
     updates = make_updates(one(2, 3, 5), [1, 1, 1], 0.1, **given)
     return values(attack.send(Model(scalar(1), {}), updates, np.array([1, 9]), 3, 4).model.params)
 
 
-def test_false_movements_by_hand() -> None:
+def test_false_updates_by_hand() -> None:
     assert sent(attacks.build("none")) == [2, 3, 5]
     assert sent(attacks.build("sign-flip")) == [2, -1, 5]
     assert sent(attacks.build({"name": "scale", "factor": 4.0})) == [2, 9, 5]
@@ -247,23 +249,23 @@ def test_flipped_labels_are_the_attackers_alone(validation: float) -> None:
             assert after[client].tolist() == (there[::-1] if client in ATTACKERS else there).tolist()
 
 
-def test_liars_push_each_other_and_bury_the_rest() -> None:
+def test_lying_workers_favour_each_other() -> None:
     # Clients 1 and 2 with workers 7 and 1: 1 and 7 lie. Class counts (4, 2, 0), inflated to (8, 4, 0).
     workers, labels = np.array([[1, 7], [2, 7]]), [4, 2, 0]
     honest = reports([[[3, 2, 1]] * 2] * 2, [[[3, 1, 0]] * 2] * 2, [[labels] * 2] * 2)
     attack = attacks.build({"name": "lying-worker", "inflate": 2})
-    told = attack.report(honest, np.array([1, 2]), workers, np.array([1, 7]))
-    assert told.labels.tolist() == [[[8, 4, 0], [8, 4, 0]], [[4, 2, 0], [8, 4, 0]]]
-    assert told.correct.tolist() == [[[8, 4, 0], [8, 4, 0]], [[3, 1, 0], [0, 0, 0]]]
-    assert told.predicted.tolist() == [[[8, 4, 0], [8, 4, 0]], [[3, 2, 1], [0, 8, 4]]]
-    known = replace(told, workers=torch.from_numpy(workers))
+    reported = attack.report(honest, np.array([1, 2]), workers, np.array([1, 7]))
+    assert reported.labels.tolist() == [[[8, 4, 0], [8, 4, 0]], [[4, 2, 0], [8, 4, 0]]]
+    assert reported.correct.tolist() == [[[8, 4, 0], [8, 4, 0]], [[3, 1, 0], [0, 0, 0]]]
+    assert reported.predicted.tolist() == [[[8, 4, 0], [8, 4, 0]], [[3, 2, 1], [0, 8, 4]]]
+    known = replace(reported, workers=torch.from_numpy(workers))
     assert refuse_reports(known)[1] == {}  # a careful lie contradicts nothing
 
 
 def test_lies_move_the_weights_of_the_sum() -> None:
     def share(attack: str) -> float:
         faults = Faults(attack=attacks.build(attack), attackers=ATTACKERS)
-        _, rounds = play(make_engine(FedAvg(weighting=PrioritizedClassWeights()), **SKEWED), faults, 3)
+        _, rounds = run_rounds(make_engine(FedAvg(weighting=PrioritizedClassWeights()), **SKEWED), faults, 3)
         return sum(
             float(one_round.client_weights.weights[torch.from_numpy(np.isin(one_round.clients, ATTACKERS))].sum())
             for one_round in rounds
@@ -272,8 +274,8 @@ def test_lies_move_the_weights_of_the_sum() -> None:
     assert share("lying-worker") > share("sign-flip")
 
 
-def test_nothing_changes_in_peace() -> None:
-    peace, _ = play(make_engine(FedSat(), **SKEWED), Faults())
-    wary, rounds = play(make_engine(FedSat(), **SKEWED), Faults(max_norm=50.0, attackers=ATTACKERS))
-    assert furthest(peace.server.model.params, wary.server.model.params) == 0
+def test_defences_change_nothing_without_faults() -> None:
+    plain, _ = run_rounds(make_engine(FedSat(), **SKEWED), Faults())
+    wary, rounds = run_rounds(make_engine(FedSat(), **SKEWED), Faults(max_norm=50.0, attackers=ATTACKERS))
+    assert furthest(plain.server.model.params, wary.server.model.params) == 0
     assert not any(one_round.refused or one_round.missing or one_round.refused_workers for one_round in rounds)

@@ -1,4 +1,4 @@
-"""Sampling is a pure function of (seed, round), even, and never draws a node twice into one set."""
+"""Sampling is a pure function of seed and round, is even, and never draws a node twice into one set."""
 
 from __future__ import annotations
 

@@ -42,8 +42,8 @@ def test_a_quantity_is_computed_with_the_rate_of_its_round(kind: Any) -> None:
     training = start(engine)
     for lr in (0.2, 0.1, 0.05):
         before = training.server.model.params
-        played = run_round(engine, training, Sampling(per_round=1, workers=1, seed=3))
-        assert played.lr == lr
+        result = run_round(engine, training, Sampling(per_round=1, workers=1, seed=3))
+        assert result.lr == lr
         control, after = training.states[0]["control"], training.server.model.params
         for name in before:
             expected = (before[name] - after[name]) / (lr * 2)

@@ -1,4 +1,4 @@
-"""Federations small enough to do on paper, and what tests of methods share."""
+"""Federations that can be calculated by hand, and helpers for tests of methods."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def values(tree: Tree) -> list[float]:
 
 
 def make_task(clients: int, **given: Any) -> Task:
-    """A task of some clients that each hold a sample of either class; what a test needs is `given`."""
+    """Return a task of clients that each hold a sample of both classes; `given` replaces fields."""
     usual: dict[str, Any] = {
         "start": Model(scalar(1.0), {}),
         "received": {},
@@ -45,7 +45,7 @@ def make_task(clients: int, **given: Any) -> Task:
 
 
 def make_updates(params: Tree, steps: list[int], lr: float, **given: Any) -> Updates:
-    """What the server received of clients with these models; all of one size, all of the federation."""
+    """Return the updates of clients with these models; they have equal sizes and are all clients of the federation."""
     clients = len(steps)
     usual: dict[str, Any] = {
         "clients": torch.arange(clients),
@@ -61,7 +61,7 @@ def make_updates(params: Tree, steps: list[int], lr: float, **given: Any) -> Upd
 
 
 def make_batch(x: Any, y: Any, real: Any = None) -> Batch:
-    """A batch from nested lists; all of it real unless said otherwise."""
+    """Return a batch from nested lists; without `real`, nothing is padding."""
     labels = torch.tensor(y)
     marks = torch.ones_like(labels, dtype=torch.bool) if real is None else torch.tensor(real)
     return Batch(torch.tensor(x, dtype=torch.float64), labels, marks)
@@ -77,7 +77,7 @@ class Bowl:
 
 
 class Bowls:
-    """A federation of bowls, played by a method's own functions, one client after another."""
+    """A federation of bowls, trained with a method's functions, one client after another."""
 
     def __init__(
         self, method: Algorithm, bowls: list[Bowl], lr: float, begin: float = 0.0, optimizer: SGD | None = None
@@ -87,15 +87,15 @@ class Bowls:
         self.server = Server(model, method.initial_memory(model))
         self.states: dict[int, State] = {}
 
-    def play(self, *called: int) -> None:
-        """One round of the called clients."""
-        results = [self._train(client) for client in called]
-        bowls = [self.bowls[client] for client in called]
+    def run_round(self, *sampled: int) -> None:
+        """Run a round with the sampled clients."""
+        results = [self._train(client) for client in sampled]
+        bowls = [self.bowls[client] for client in sampled]
         updates = make_updates(
             concatenate([params for params, _ in results]),
             [bowl.K for bowl in bowls],
             self.lr,
-            clients=torch.tensor(called),
+            clients=torch.tensor(sampled),
             sizes=torch.tensor([bowl.n for bowl in bowls]),
             uploads={name: concatenate([upload[name] for _, upload in results]) for name in results[0][1]},
             population=len(self.bowls),
@@ -134,16 +134,16 @@ class Bowls:
         return float(self.server.model.params["w"])
 
     def memory(self, name: str) -> float:
-        """What the server keeps under `name`."""
+        """Return the server's memory under `name`."""
         return float(self.server.memory[name]["w"])
 
     def kept(self, client: int, name: str) -> float:
-        """What a client keeps under `name`."""
+        """Return a client's state under `name`."""
         return float(self.states[client][name]["w"])
 
 
-def played(algorithm: Algorithm, rounds: int = 3, per_round: int = 3, **settings: Any) -> Model:
-    """The global model after some rounds on a small skewed federation."""
+def after_rounds(algorithm: Algorithm, rounds: int = 3, per_round: int = 3, **settings: Any) -> Model:
+    """Return the global model after some rounds on a small skewed federation."""
     settings.setdefault("partition", {"name": "lsmc", "classes_per_client": 2})
     engine = make_engine(algorithm, **settings)
     training = start(engine)

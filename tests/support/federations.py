@@ -30,7 +30,7 @@ from fedsat.tree import Tree
 
 
 def tiny_dataset(samples: int = 90, features: tuple[int, ...] = (6,), classes: int = 3) -> Dataset:
-    """Gaussian clouds, one a class: learnable in a few rounds, small enough for float64."""
+    """Return Gaussian clouds, one per class: learnable in a few rounds, small enough for float64."""
     rng = np.random.default_rng(7)
     centres = rng.normal(size=(classes, *features)) * 2
 
@@ -61,9 +61,9 @@ def make_engine(
     local: dict[str, Any] | None = None,
     **options: Any,
 ) -> Any:
-    """An engine on the tiny dataset, in float64; sequential unless another is asked for.
+    """Return an engine on the tiny dataset in float64, by default the sequential one.
 
-    `local` holds further settings of local training.
+    `local` has further settings of local training.
     """
     dataset = dataset or tiny_dataset()
     federation = Federation.build(dataset, partition, clients, seed).with_validation(validation, seed)
@@ -77,7 +77,7 @@ def make_engine(
 def stacked(
     module: nn.Module, federation: Federation, algorithm: Algorithm, *rest: Any, **options: Any
 ) -> StackedEngine:
-    """A stacked engine of a folded network, in the place of `SequentialEngine`."""
+    """Return a stacked engine with a folded network, with the arguments of `SequentialEngine`."""
     return StackedEngine(
         FoldedNetwork(module, algorithm.uses_features), module, federation, algorithm, *rest, **options
     )
@@ -87,7 +87,7 @@ def furthest(left: Tree, right: Tree) -> float:
     """The largest difference between two trees."""
     assert left.keys() == right.keys()
     gaps = [(left[name] - right[name]).abs().max().double().cpu() for name in left]
-    return float(torch.stack(gaps).max()) if gaps else 0.0  # torch's maximum hands on what is not a number
+    return float(torch.stack(gaps).max()) if gaps else 0.0  # torch's maximum propagates NaN
 
 
 SAMPLING = Sampling(per_round=4, workers=3, seed=3)
@@ -107,7 +107,7 @@ def image_dataset() -> Dataset:
     return Dataset("patches", split(120), split(40), tuple("abcd"))
 
 
-def play(engine: Engine, rounds: int) -> tuple[FederationState, list[RoundResult]]:
-    """Run some rounds from the start."""
+def run_rounds(engine: Engine, rounds: int) -> tuple[FederationState, list[RoundResult]]:
+    """Run rounds from the start."""
     training = start(engine)
     return training, [run_round(engine, training, SAMPLING) for _ in range(rounds)]

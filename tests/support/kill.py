@@ -1,8 +1,8 @@
-"""Kill a run with SIGKILL at random moments, resume it each time, and check that it ends like an undisturbed one.
+"""Kill a run with SIGKILL at random moments, resume it each time, and check that it equals an uninterrupted run.
 
-A quarter of the processes are killed while they start, the others a random part of a round after a random number of
-rounds. After each kill all files must be whole, but for what is named .part and for the last line of metrics.jsonl.
-A checkpoint is written every round, so that many kills fall into the writing of one.
+A quarter of the processes are killed while they start, and the others during a random round. After each kill, all files
+must be complete, except for .part files and the last line of metrics.jsonl. A checkpoint is written every round, so
+that many kills happen while one is being written.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SETTINGS = [
 
 
 def results(folder: Path) -> dict[str, Any]:
-    """Everything that a run left, but for times and for the command and the machine that it was made with."""
+    """Return all results of a run, without times and without the command and the machine."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     summary = json.loads((folder / "summary.json").read_text())
     for table in (*lines, summary):
@@ -40,20 +40,20 @@ def results(folder: Path) -> dict[str, Any]:
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
-    """A fedsat of its own."""
+    """Start fedsat in its own process."""
     command = [sys.executable, "-m", "fedsat", *arguments]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
 def finish(process: subprocess.Popen[str]) -> None:
-    """Let it come to its end, which must be a good one, or ours."""
-    _, told = process.communicate()
+    """Wait for a process to end; it must have succeeded or been killed by us."""
+    _, error = process.communicate()
     if process.returncode not in (0, -signal.SIGKILL):
-        raise SystemExit(f"a process failed with {process.returncode}: {told}")
+        raise SystemExit(f"a process failed with {process.returncode}: {error}")
 
 
 def look(folder: Path) -> str:
-    """Read every file that a killed process left, and say where it was caught."""
+    """Check every file that a killed process left, and return what it was doing."""
     if not (folder / "config.toml").exists():
         return "before the run had a folder"
     tomllib.loads((folder / "config.toml").read_text())
@@ -70,19 +70,19 @@ def look(folder: Path) -> str:
     if any(folder.rglob("*.part")):
         return "while a file was written"
     kept = [int(path.stem.partition("-")[2]) for path in folder.glob("checkpoints/*.json")]
-    return "between record and checkpoint" if recorded > max(kept, default=0) else "while a round was played or read"
+    return "between record and checkpoint" if recorded > max(kept, default=0) else "during a round"
 
 
 @dataclass(frozen=True)
 class Pace:
-    """Seconds that a process takes to start, and for a round."""
+    """Return the seconds that a process takes to start, and for a round."""
 
     start: float
     round: float
 
 
 def disturb(folder: Path, rounds: int, kills: int, pace: Pace, draw: random.Random) -> Counter[str]:
-    """Carry out a run through so many kills, or fewer if it is done before; returns where they fell."""
+    """Train a run with this number of kills, or fewer if it completes before; return when they happened."""
     caught: Counter[str] = Counter()
     for number in range(1, kills + 1):
         begun = (folder / "config.toml").exists()
@@ -95,7 +95,7 @@ def disturb(folder: Path, rounds: int, kills: int, pace: Pace, draw: random.Rand
             wait(process, draw.uniform(0, pace.round))
         process.kill()
         finish(process)
-        if (folder / "summary.json").exists():  # the end was nearer than the kill
+        if (folder / "summary.json").exists():  # the run completed before the kill
             return caught
         where = look(folder)
         caught[where] += 1
@@ -105,13 +105,13 @@ def disturb(folder: Path, rounds: int, kills: int, pace: Pace, draw: random.Rand
 
 
 def wait(process: subprocess.Popen[str], seconds: float) -> None:
-    """Let a process live for so long, if it does."""
+    """Let a process run for this time, unless it ends before."""
     with suppress(subprocess.TimeoutExpired):
         process.wait(seconds)
 
 
 def await_rounds(process: subprocess.Popen[str], folder: Path, rounds: int) -> None:
-    """Wait until a process has cut back what it takes up, if it does, and recorded so many rounds more than one."""
+    """Wait until a process has truncated the records that it repeats, and recorded this number of rounds plus one."""
     path = folder / "metrics.jsonl"
     before = path.stat().st_mtime_ns if path.exists() else 0
     first: int | None = None
@@ -124,8 +124,8 @@ def await_rounds(process: subprocess.Popen[str], folder: Path, rounds: int) -> N
         time.sleep(0.002)
 
 
-def play(folder: Path, rounds: int, kills: int, draw: random.Random) -> Counter[str]:
-    """An undisturbed run and a disturbed one in `folder`; stops if they do not end alike."""
+def kill_and_resume(folder: Path, rounds: int, kills: int, draw: random.Random) -> Counter[str]:
+    """Train an uninterrupted run and a killed one in `folder`; fail if their results differ."""
     began = time.monotonic()
     finish(start("run", *SETTINGS, "--rounds", str(rounds), "--out", str(folder / "whole")))
     training = float(json.loads((folder / "whole" / "summary.json").read_text())["seconds"])

@@ -1,4 +1,4 @@
-"""Run folders made up for tests: any size, with numbers that are known."""
+"""Artificial run folders for tests, of any size and with known numbers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def make_run(
     status: str = "completed",
     **settings: Any,
 ) -> StoredRun:
-    """A run whose accuracy climbs to `accuracy` in four rounds and stays there."""
+    """Write a run whose accuracy rises to `accuracy` in four rounds and stays there."""
     given = {"clients": clients, "per_round": 5, "rounds": rounds, **settings}
     config = Config.of(override({}, list(given.items())))
     rng = np.random.default_rng(config.seed)

@@ -1,7 +1,7 @@
-"""Files changed at random, and how hard the fuzz tests try.
+"""Random changes of files, and the effort of the fuzz tests.
 
-A test draws in one go, before it does anything that may fail: of an error before or between draws, hypothesis says that
-the data depend on something outside (FlakyStrategyDefinition), not what it was.
+A test makes all draws before it does anything that may fail. After an error before or between draws, hypothesis reports
+only that the data depend on something outside (FlakyStrategyDefinition).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ EFFORT = int(os.environ.get("FEDSAT_FUZZ", "0"))
 
 
 def tries(examples: int) -> settings:
-    """Settings of a fuzz test with so many examples."""
+    """Return the settings of a fuzz test with this number of examples."""
     return settings(
         max_examples=examples * max(1, EFFORT),
         derandomize=not EFFORT,
@@ -34,7 +34,7 @@ def tries(examples: int) -> settings:
 
 
 def refused_or(action: Callable[[], T]) -> T | None:
-    """What `action` returns; None if it is refused with a reason. Any other error, and a hang, is a failure."""
+    """Return the result of `action`, or None if it is refused with a reason. Other errors and hangs are failures."""
     try:
         with within(60):
             return action()
@@ -46,7 +46,7 @@ def refused_or(action: Callable[[], T]) -> T | None:
 
 @contextmanager
 def within(seconds: int) -> Iterator[None]:
-    """Fail if what is inside hangs."""
+    """Fail if the block hangs."""
 
     def give_up(*_: object) -> None:
         raise AssertionError(f"no end after {seconds} s")
@@ -62,7 +62,7 @@ def within(seconds: int) -> Iterator[None]:
 
 @st.composite
 def mutated(draw: st.DrawFn, content: bytes) -> bytes:
-    """`content` after a few random changes: bytes set, cut out, put in, repeated, or the end cut off."""
+    """Return `content` after a few random changes: bytes changed, removed, inserted, repeated, or the end removed."""
     changed = bytearray(content)
     for _ in range(draw(st.integers(1, 4))):
         place = draw(st.integers(0, len(changed)))

@@ -66,7 +66,7 @@ class CoordinateMedian(Robust):
     """The median of each coordinate (Yin et al. 2018), robust against any minority of malicious clients."""
 
     def centre(self, tree: Tree, weights: Tensor) -> Tree:
-        """Return the middle value, or the mean of the two middle ones."""
+        """Return the middle value of each coordinate, or the mean of the two middle ones."""
         counted = weights > 0
         return tree_map(lambda tensor: _middle(tensor[counted], (int(counted.sum()) - 1) // 2), tree)
 
@@ -79,7 +79,7 @@ class TrimmedMean(Robust):
     hostile: Hostile = 0.3
 
     def centre(self, tree: Tree, weights: Tensor) -> Tree:
-        """Return the mean without as many values at either end as there may be malicious clients."""
+        """Return the mean of each coordinate, leaving out one value at each end per suspected client."""
         counted = weights > 0
         suspects = suspected(self.hostile, int(counted.sum()))
         return tree_map(lambda tensor: _middle(tensor[counted], suspects), tree)

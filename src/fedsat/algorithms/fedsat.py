@@ -5,7 +5,7 @@ method can use them. This module adds the correction (paper, eq. 5–7):
 
     θ ← θ − η (∇L_PS + γ (v_t − v_k))
 
-v_t is the direction of the last global update and v_k is the client's own direction. The mean direction of a round is
+v_t is the direction of the last global update and v_k is the client's direction. The mean direction of a round is
 the mean of g_k + γ (v_t − v_k), so v_{t+1} = γ v_t + mean(g_k − γ v_k). As long as all v_k are zero, this is momentum.
 docs/concepts/fedsat.md describes the differences from the paper.
 """
@@ -83,9 +83,7 @@ class FedSat(Algorithm):
         """Compute γ (v_t − v_k), constant during the round."""
         if not self.correction:
             return {}
-        drift = tree_map(
-            lambda ours, own: self.gamma * (ours - own), task.received["direction"], task.state["direction"]
-        )
+        drift = tree_map(lambda v_t, v_k: self.gamma * (v_t - v_k), task.received["direction"], task.state["direction"])
         return {"drift": drift}
 
     def pull(self, task: Task, carry: State, params: Tree) -> Tree | None:

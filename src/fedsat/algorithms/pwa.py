@@ -52,8 +52,8 @@ class PrioritizedClassWeights(Weighting):
     min_recall: Annotated[
         float,
         Option(
-            "exclude clients whose recall on their own classes, as other workers evaluate it, is below this share of "
-            "the round's upper quartile; 0: no filter",
+            "exclude clients whose recall on the classes they hold, as other workers evaluate it, is below this share "
+            "of the round's upper quartile; 0: no filter",
             at_least=0,
             at_most=1,
         ),

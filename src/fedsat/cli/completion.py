@@ -1,8 +1,8 @@
 """What the shell completes when the user presses Tab.
 
 A shell starts the program for every Tab. Importing torch would take more than a second each time, so commands are not
-imported then: the names of their options and values are written down here. `tests/cli/test_completion.py` compares
-them with the commands and the registries.
+imported for completion. The names of their options and values are listed here instead, and
+`tests/cli/test_completion.py` compares them with the commands and the registries.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def is_active() -> bool:
 
 
 def stub(path: str) -> Callable[..., None]:
-    """A function with the options of the command `path`, for typer to complete; it does nothing."""
+    """Return a function with the options of the command `path`, for typer to complete; it does nothing."""
 
     def command(**_: Any) -> None:
         """Do nothing."""

@@ -146,7 +146,7 @@ def show(
         Path | None, typer.Option(help="file for the schema of a table, which nodes agree on", show_default=False)
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="file of the figure [default: DATASET-PARTITION.png]", show_default=False)
+        Path | None, typer.Option(help="file for the figure [default: DATASET-PARTITION.png]", show_default=False)
     ] = None,
 ) -> None:
     """Show a dataset and how it is split among clients: a figure of the classes of each client, and a summary.
@@ -197,7 +197,7 @@ def _summary_table(federation: data.Federation, title: str) -> Table:
         table.add_row(name, *(f"{value:,.4g}" for value in (values.low, values.median, values.high)))
     table.caption = (
         "effective classes: exp(entropy of the client's class shares), equal to the number of classes if all are "
-        "equally frequent, and towards 1 if one dominates\n"
+        "equally frequent, and close to 1 if one dominates\n"
         f"skew: {summary.skew:.2f}, the mean total variation distance between the class shares of a client and of the "
         "whole dataset, from 0 (equal) to 1 (disjoint)"
     )

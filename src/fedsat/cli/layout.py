@@ -27,7 +27,7 @@ setattr(typer.core, "HAS_RICH", False)  # noqa: B010 (otherwise typer 0.20 escap
 
 @dataclass(frozen=True)
 class Entry:
-    """A command before it is imported: its place in the help, and where to find it."""
+    """A command that is not imported yet: its place in the help, and where to find it."""
 
     section: str
     summary: str
@@ -140,8 +140,8 @@ def _write_sections(rows: Iterable[tuple[str, tuple[str, str]]], formatter: Any)
 def exit_on_interrupt() -> Iterator[None]:
     """Let Ctrl-C end the process at once.
 
-    While torch is being imported there is nothing to save, and an exception in the middle of it may be lost or end
-    as another error.
+    While torch is being imported there is nothing to save, and an exception raised during the import may be lost or
+    turn into another error.
     """
 
     def leave(*_: object) -> NoReturn:

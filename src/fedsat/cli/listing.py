@@ -127,7 +127,7 @@ def footprints_table() -> Table:
 
 
 def print_parts(console: Console, registry: Registry[Any], shared: Mapping[str, OptionField] | None = None) -> None:
-    """Print the parts of one kind with their options. Those that all share come first, and again where they differ."""
+    """Print the parts of one kind with their options. Shared options come first, and again where defaults differ."""
     shared = shared or {}
     if shared:
         console.print("[bold]all methods[/bold]", highlight=False)

@@ -55,7 +55,7 @@ app = typer.Typer(
     cls=Program,
     help="Federated learning for clients with imbalanced, rare and missing classes.",
     rich_markup_mode=None,
-    pretty_exceptions_enable=False,  # typer's tracebacks print the values of all variables, tensors included
+    pretty_exceptions_enable=False,  # typer's tracebacks print the values of all variables, including tensors
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 
@@ -86,7 +86,7 @@ def run_app(commands: typer.Typer, name: str, arguments: list[str] | None = None
     given = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     debug = "--debug" in given
     warnings.showwarning = lambda message, *_: _print_error(name, f"note: {message}")
-    # --debug may stand anywhere on the command line.
+    # --debug may appear anywhere on the command line.
     sys.exit(_exit_code(commands, name, [argument for argument in given if argument != "--debug"], debug))
 
 

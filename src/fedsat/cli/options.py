@@ -125,7 +125,7 @@ def configured(
 
 
 def settings_table(given: dict[str, Any]) -> dict[str, Any]:
-    """The complete table of settings, from the configuration file and the options; options take precedence."""
+    """Return the complete table of settings from the configuration file and the options; options take precedence."""
     config_file, sets = given.pop("config_file"), given.pop("set_", None) or []
     on, off = given.pop("with_", None), given.pop("without", None)
     settings = [
@@ -133,14 +133,14 @@ def settings_table(given: dict[str, Any]) -> dict[str, Any]:
         for key, value in given.items()
         if value is not None
     ]
-    base = read(config_file, tell=True) if config_file else {}
+    base = read(config_file, warn_of_old=True) if config_file else {}
     settings += read_settings(sets)
     brought = brought_by_dataset({**base, **dict(settings)})
     return override(base, [*brought.items(), *settings], read_names(on), read_names(off))
 
 
 def split_setting(text: str, option: str) -> tuple[str, str]:
-    """The two sides of `key=value`, as given to `option`."""
+    """Split `key=value`, as given to `option`."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise UsageError(f"{option} takes key=value, not {text!r}")
@@ -148,7 +148,7 @@ def split_setting(text: str, option: str) -> tuple[str, str]:
 
 
 def read_settings(texts: list[str]) -> list[tuple[str, Any]]:
-    """The settings in the values of `--set key=value`, which can be repeated."""
+    """Return the settings in the values of `--set key=value`, which can be repeated."""
     pairs = [split_setting(text, "--set") for text in texts]
     return [(key, parse_value(value)) for key, value in pairs]
 
@@ -171,7 +171,7 @@ def read_names(text: str | None) -> list[str]:
 
 
 def _parameters() -> list[inspect.Parameter]:
-    """One keyword parameter for each setting of a run, with typer's description of it."""
+    """Return one keyword parameter for each setting of a run, with its description for typer."""
     file = typer.Argument(metavar="[CONFIG.toml]", help="file with settings; options override it", show_default=False)
     parts = f"parts to add to the method, separated by commas: {', '.join(part_names())}"
     return [
@@ -187,7 +187,7 @@ def _parameters() -> list[inspect.Parameter]:
 
 
 def _options(part: type) -> list[inspect.Parameter]:
-    """One keyword parameter for each option of a class."""
+    """Return one keyword parameter for each option of a class."""
     parameters = []
     for name, field in options_of(part).items():
         kind = _flag_type(field.type)
@@ -208,7 +208,7 @@ def _option(
 
 
 def _ordered(parameters: list[inspect.Parameter]) -> list[inspect.Parameter]:
-    """Parameters by section, in the order of `SECTIONS`; a command's own options come last in theirs."""
+    """Sort parameters by section, in the order of `SECTIONS`; a command's own options come last in each section."""
 
     def place(parameter: inspect.Parameter) -> tuple[int, int]:
         info = typing.get_args(parameter.annotation)[-1]
@@ -218,13 +218,13 @@ def _ordered(parameters: list[inspect.Parameter]) -> list[inspect.Parameter]:
 
 
 def _flag_type(kind: Any) -> Any:
-    """The type that the command line converts a setting to: numbers, switches, or else text."""
+    """Return the type that the command line converts a setting to: a number, a switch, or else text."""
     kinds = {part for part in (kind, *typing.get_args(kind)) if part in (int, float, bool)}
     return kinds.pop() if kinds else str
 
 
 def _help_text(field: OptionField) -> str:
-    """The meaning of a setting, its choices and its default, as the user would write it."""
+    """Return the meaning of a setting, its choices, and its default as the user would write it."""
     text = field.option.help.replace(" [", " [default: ")
     if typing.get_origin(field.type) is typing.Literal:
         text += f" ({', '.join(typing.get_args(field.type))})"

@@ -1,7 +1,7 @@
 """The sections of a help page, and the settings of a run in each.
 
-Options are made from the configuration; here is only their order. Nothing here imports torch, so that the shell can
-complete options quickly.
+Options are made from the configuration; this module only defines their order. It does not import torch, so that the
+shell can complete options quickly.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     OUTPUT: ("checkpoint_every",),
     OTHER: ("set_",),
 }
-"""The sections in order. Commands add options of their own to them."""
+"""The sections in order. Commands add their own options to them."""
 
 ORDER = {setting: place for place, setting in enumerate(name for names in SECTIONS.values() for name in names)}
 
 
 def section_of(setting: str) -> str:
-    """The section that shows a setting."""
+    """Return the section that shows a setting."""
     return next((section for section, settings in SECTIONS.items() if setting in settings), OTHER)
 
 
 def flag(setting: str) -> str:
-    """A setting as an option of the command line: `per_round` is `--per-round`."""
+    """Return a setting as an option of the command line: `per_round` is `--per-round`."""
     return f"--{setting.strip('_').replace('_', '-')}"

@@ -88,7 +88,7 @@ def _carry_out(console: Console, prepared: Run, folder: Path, callbacks: Callbac
 Target = Annotated[
     float | None,
     typer.Option(
-        help="accuracy in per cent; also show the rounds until each method reaches and keeps it",
+        help="accuracy in per cent; adds the number of rounds until each method reaches and keeps it",
         min=0,
         max=100,
         metavar="NUMBER",
@@ -133,8 +133,8 @@ def compare(
 ) -> None:
     """Train the same federation with several methods and show them side by side.
 
-    Finished runs in OUT are not repeated, and unfinished ones continue from their last checkpoint. So a comparison can
-    be interrupted and repeated, with more methods or seeds if needed.
+    Finished runs in OUT are not repeated, and unfinished ones continue from their last checkpoint. You can therefore
+    interrupt a comparison and repeat the command, with more methods or seeds if needed.
     """
     if table_file is not None:
         check_table(table_file)
@@ -152,7 +152,7 @@ def compare(
 
 def report(
     runs: Annotated[list[Path], typer.Argument(help="folders of runs or of comparisons", show_default=False)],
-    out: Annotated[Path, typer.Option(help="file of the page", rich_help_panel=OUTPUT)] = Path(PAGE),
+    out: Annotated[Path, typer.Option(help="file for the page", rich_help_panel=OUTPUT)] = Path(PAGE),
     target: Target = None,
     figures: Figures = None,
     table_file: TableFile = None,

@@ -1,4 +1,4 @@
-"""Arrays as a dataset holds them: axes, class labels, and moments."""
+"""The arrays of a dataset: axes, class labels, and moments."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def channels_first(images: NDArray[Any], where: str) -> NDArray[Any]:
         if images.shape[1] not in (1, 3):
             raise DataError(f"{where}: uint8 images need 1 or 3 channels, found shape {list(images.shape)}")
         return np.ascontiguousarray(images)
-    with np.errstate(over="ignore"):  # `Split` finds values that overflow: they are not finite
+    with np.errstate(over="ignore"):  # `Split` detects values that overflow: they are not finite
         return np.ascontiguousarray(images, dtype=np.float32)
 
 
@@ -46,7 +46,9 @@ def samples_of(source: Any, where: str) -> tuple[NDArray[Any], NDArray[Any]]:
         pairs = [(np.asarray(x), np.asarray(y)) for x, y in (source[index] for index in range(len(source)))]
         return channels_first(np.stack([x for x, _ in pairs]), where), np.stack([y for _, y in pairs])
     except (TypeError, ValueError) as error:
-        raise DataError(f"{where}: every sample must be a pair (x, y), all x of one shape: {error}") from error
+        raise DataError(
+            f"{where}: every sample must be a pair (x, y), and all x must have the same shape: {error}"
+        ) from error
 
 
 def encode_labels(labels: NDArray[Any], names: Sequence[str] | None, where: str) -> tuple[Indices, tuple[str, ...]]:

@@ -57,7 +57,7 @@ def write(name: str, arrays: Arrays) -> Path:
                     file.flush()
                     os.fsync(file.fileno())
             partial.chmod(0o755)  # mkdtemp's folders are private; a shared cache should be readable
-            shutil.rmtree(target, ignore_errors=True)  # it is incomplete, otherwise `is_cached` were true
+            shutil.rmtree(target, ignore_errors=True)  # it is incomplete, otherwise `is_cached` would be true
             partial.rename(target)
         finally:
             shutil.rmtree(partial, ignore_errors=True)

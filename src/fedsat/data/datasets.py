@@ -29,7 +29,7 @@ Moments = tuple[tuple[float, ...], tuple[float, ...]]
 """Mean and standard deviation of each channel."""
 
 OBJECT = "object:"
-"""How records of runs name a dataset that was passed as an object."""
+"""The prefix by which records of runs name a dataset that was passed as an object."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +51,7 @@ class Split:
         if len(self.images) != len(self.labels):
             raise DataError(f"there are {len(self.images):,} images but {len(self.labels):,} labels")
         if not len(self.labels):
-            raise DataError("there is not a single sample")
+            raise DataError("the dataset has no samples")
         if self.images.dtype == np.float32 and not np.isfinite(self.images).all():
             bad = np.flatnonzero(~np.isfinite(self.images).reshape(len(self.images), -1).all(axis=1))[0]
             raise DataError(f"image {bad} holds a value that is not finite")
@@ -73,15 +73,15 @@ class Dataset:
     test: Split
     class_names: tuple[str, ...]
     note: str = ""
-    """What a user should know about it, for example how the test set was made."""
+    """A note for the user, for example how the test set was made."""
     lacking: bool = False
-    """Whether classes may be missing in training, as they are in one node's part of the data."""
+    """Whether classes may be missing in training, as in one node's part of the data."""
     agreed: Moments | None = None
-    """Mean and standard deviation to normalise by, where they are those of the whole federation's training data."""
+    """Mean and standard deviation to normalise by, if they come from the whole federation's training data."""
     owners: Indices | None = None
-    """The client of each training sample, where the data are already divided."""
+    """The client of each training sample, if the data are already divided."""
     client_names: tuple[str, ...] = ()
-    """The clients' names, where they have any."""
+    """The clients' names, if they have any."""
     schema: Schema | None = None
     """The columns of a table and how rows become inputs; None for other data."""
 
@@ -125,7 +125,7 @@ class Dataset:
             clients: The client of each sample, as number or name, if the data are already divided; see the partition
                 `natural`.
             class_names: Names of the classes; by default, the labels are their names.
-            name: What to call the dataset in tables and records.
+            name: Name of the dataset in tables and records.
             seed: Decides which samples are held out.
         """
         return cls._build(name, (x, y), test, clients, class_names, seed)
@@ -141,7 +141,7 @@ class Dataset:
         name: str = "torch",
         seed: int = 0,
     ) -> Dataset:
-        """Return a dataset of a torch `Dataset` with pairs (x, y), which is read once; see `from_arrays`."""
+        """Return a dataset made from a torch `Dataset` of pairs (x, y), which is read once; see `from_arrays`."""
         return cls._build(name, train, test, clients, class_names, seed)
 
     @classmethod
@@ -156,7 +156,7 @@ class Dataset:
     ) -> Dataset:
         """Return a dataset that is already divided: one pair (x, y) or torch `Dataset` for each client."""
         if not parts:
-            raise DataError(f"{name}: there is not a single client")
+            raise DataError(f"{name}: there are no clients")
         samples = [samples_of(part, f"{name}, client {client}") for client, part in enumerate(parts)]
         clients = np.repeat(np.arange(len(parts)), [len(y) for _, y in samples])
         try:
@@ -228,7 +228,7 @@ class Dataset:
 
     @property
     def clients(self) -> int | None:
-        """The number of clients, where the data are already divided."""
+        """The number of clients, if the data are already divided."""
         return None if self.owners is None else int(self.owners.max()) + 1
 
     @property
@@ -255,7 +255,7 @@ class Dataset:
 
     @cached_property
     def reference(self) -> str:
-        """The dataset's name and checksum, which records of runs hold in place of the object."""
+        """The dataset's name and checksum, which records of runs store in place of the object."""
         digest = hashlib.sha256(repr([self.class_names, self.train.images.shape, self.train.images.dtype]).encode())
         owners = np.empty(0, np.int64) if self.owners is None else self.owners
         for part in (self.train.images, self.train.labels, self.test.images, self.test.labels, owners):

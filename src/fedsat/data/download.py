@@ -12,9 +12,9 @@ from fedsat.errors import DataError
 from fedsat.version import __version__
 
 TIMEOUT = 20.0
-"""Seconds without data after which a transfer is given up."""
+"""Seconds without data after which a transfer fails."""
 ATTEMPTS = 3
-"""How often an interrupted transfer is resumed."""
+"""How many times an interrupted transfer is resumed."""
 CHUNK = 1 << 18
 
 
@@ -77,12 +77,12 @@ def _transfer(address: str, part: Path, reporter: Reporter, limit: int) -> None:
         length = response.headers.get("Content-Length", "")
         total = done + int(length) if length.isdigit() else None
         if (total or 0) > limit:
-            raise DataError(f"{address}: announces {total:,} bytes, more than the {limit:,} expected at most")
+            raise DataError(f"{address}: announces {total:,} bytes; at most {limit:,} are expected")
         with part.open("ab" if resumed else "wb") as file:
             while chunk := response.read(CHUNK):
                 done += len(chunk)
                 if done > limit:
-                    raise DataError(f"{address}: sends more than the {limit:,} bytes expected at most")
+                    raise DataError(f"{address}: sends more than the expected maximum of {limit:,} bytes")
                 file.write(chunk)
                 reporter.progress(address.rpartition("/")[2], done, total)
     if total is not None and done < total:

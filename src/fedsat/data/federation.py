@@ -34,7 +34,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Summary:
-    """Numbers that describe how hard a federation is."""
+    """Numbers that describe how uneven a federation is."""
 
     clients: int
     samples: int
@@ -43,7 +43,7 @@ class Summary:
     classes_held: Range
     """Classes per client with at least one sample."""
     effective_classes: Range
-    """exp(entropy of a client's class mix): 1 if it has one class only, m if all are equal."""
+    """exp(entropy of a client's class mix): 1 if it has only one class, m if all are equally frequent."""
     largest_share: Range
     """Share of a client's most frequent class."""
     imbalance: Range
@@ -127,7 +127,7 @@ class Federation:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A checksum of all samples and of who holds which."""
+        """A checksum of all samples and of their assignment to clients."""
         train, test = self.dataset.train, self.dataset.test
         parts = (self.order, self.offsets, train.labels, test.labels, train.images, test.images, *self.validation)
         digest = hashlib.sha256(repr([self.dataset.class_names, train.images.shape]).encode())
@@ -169,7 +169,7 @@ class Federation:
 def _natural_owners(dataset: Dataset, clients: int) -> Indices:
     if dataset.owners is None:
         raise UsageError(
-            f"the partition natural needs to know who holds each sample, and {dataset.name} does not say; "
+            f"the partition natural needs the client of each sample, which {dataset.name} does not have; "
             "use Dataset.from_clients, clients=… of Dataset.from_arrays, or a folder with clients.npy"
         )
     if dataset.clients != clients:

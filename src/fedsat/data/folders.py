@@ -24,9 +24,9 @@ SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", 
 def load_folder(
     folder: Path, *, image_size: int | None = None, seed: int = 0, class_names: Sequence[str] | None = None
 ) -> Dataset:
-    """The dataset in `folder`: `images.npy` and `labels.npy`, or a folder of image files for each class.
+    """Return the dataset in `folder`: `images.npy` and `labels.npy`, or a folder of image files for each class.
 
-    With `class_names` it is one node's share of a federation that has these classes, some of which may be missing.
+    With `class_names`, it is one node's part of a federation that has these classes, some of which may be missing.
     """
     if not folder.is_dir():
         raise DataError(f"there is no folder {folder}")
@@ -48,7 +48,7 @@ def _dataset(
     lacking: bool,
     owners: Indices | None = None,
 ) -> Dataset:
-    """Put the parts together, holding out a test set where there is none."""
+    """Return the dataset, with a held-out test set if there is none."""
     names = names or number_classes(train.labels, str(folder / "labels.npy"))
     if test is not None:
         return Dataset(folder.resolve().name, train, test, tuple(names), lacking=lacking, owners=owners)
@@ -120,18 +120,18 @@ def _image_files(folder: Path, names: Sequence[str], *, required: bool) -> list[
             raise DataError(f"{folder / name}: the class {name} has no image file")
         found += [(path, label) for path in paths]
     if not found:
-        raise DataError(f"{folder}: not a single image file in the folders of the classes")
+        raise DataError(f"{folder}: the folders of the classes contain no image file")
     return found
 
 
 def _decode(paths: Sequence[Path], image_size: int | None) -> NDArray[np.uint8]:
-    """All pictures as one array [N, C, H, W]; one channel if all are grey, otherwise three."""
+    """Return all images as one array [N, C, H, W]; one channel if all are greyscale, otherwise three."""
     pictures = [_decode_one(path, image_size) for path in paths]
     for path, picture in zip(paths, pictures, strict=True):
         if picture.shape[:2] != pictures[0].shape[:2]:
             sizes = [f"{p.shape[1]}×{p.shape[0]}" for p in (pictures[0], picture)]
             raise DataError(
-                f"{paths[0]} is {sizes[0]} but {path} is {sizes[1]}; make them equal or give an image_size to resize to"
+                f"{paths[0]} is {sizes[0]} but {path} is {sizes[1]}; make them equal or set image_size to resize them"
             )
     if any(picture.ndim == 3 for picture in pictures):
         pictures = [p if p.ndim == 3 else np.repeat(p[:, :, None], 3, axis=2) for p in pictures]
@@ -145,7 +145,7 @@ def _decode_one(path: Path, image_size: int | None) -> NDArray[np.uint8]:
     try:
         with quiet_pillow(), Image.open(path) as picture:
             if picture.mode.startswith(("I", "F")):
-                raise DataError(f"{path}: more than 8 bits a channel; save it as 8-bit, or use images.npy")
+                raise DataError(f"{path}: more than 8 bits per channel; save it as 8-bit, or use images.npy")
             converted = picture.convert("L" if picture.mode in ("1", "L", "LA") else "RGB")
             if image_size is not None:
                 converted = converted.resize((image_size, image_size), Image.Resampling.BILINEAR)
@@ -156,7 +156,7 @@ def _decode_one(path: Path, image_size: int | None) -> NDArray[np.uint8]:
 
 @contextmanager
 def quiet_pillow() -> Iterator[None]:
-    """Keep Pillow's warnings from the terminal: it warns of odd tags in good pictures, and refuses bad ones."""
+    """Hide Pillow's warnings: they are about odd tags in valid images; invalid images raise an error."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

@@ -1,7 +1,7 @@
 """Readers of the published dataset files: idx, the CIFAR binary version, CIFAR-10 as PNG sheets, archives.
 
-All work on bytes in memory. Nothing is unpickled and no archive member is ever written to a path, so a
-hostile file can only be refused. `where` names the file in errors.
+All of them work on bytes in memory. Nothing is unpickled and no archive member is ever written to disk, so a malicious
+file can only be refused. `where` names the file in errors.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fedsat.errors import DataError
 
 Bytes = NDArray[np.uint8]
 LARGEST = 200_000_000
-"""No published file is larger when unpacked. Larger ones are something else, or compression bombs."""
+"""No published file is larger when unpacked. A larger file is a different one, or a compression bomb."""
 
 IDX_FILES = (
     "train-images-idx3-ubyte",
@@ -158,7 +158,7 @@ def _members(archive: tarfile.TarFile, wanted: Collection[str], path: Path) -> d
         if name not in wanted or not member.isfile():
             continue
         if member.size > LARGEST:
-            raise DataError(f"{path}: {member.name} claims {member.size:,} bytes; too large for a dataset file")
+            raise DataError(f"{path}: {member.name} claims to have {member.size:,} bytes; too large for a dataset file")
         content = archive.extractfile(member)
         assert content is not None  # it is a regular file
         found[name] = content.read()
@@ -185,4 +185,4 @@ def _deb_data(path: Path) -> bytes:
 
 
 Reader = Callable[[Mapping[str, bytes], str], Arrays]
-"""Decodes the files of a published form, given by official name; the text says where they are from."""
+"""Decodes the files of a published form, given by official name; the text names their source in errors."""

@@ -1,8 +1,8 @@
-"""Partitions that give clients different class mixes: label skew (LS), with missing classes (LSMC), and with
-quantity skew as well (LQSMC).
+"""Partitions that give clients different class mixes: label skew (LS), with missing classes (LSMC), and with quantity
+skew as well (LQSMC).
 
-All draw once and repair what the draw left impossible, instead of drawing again until it fits: the time is
-bounded for every β and every number of clients.
+All of them draw once and repair the result, instead of drawing again until it fits. The time is therefore bounded for
+every β and every number of clients.
 """
 
 from __future__ import annotations
@@ -19,9 +19,7 @@ from fedsat.errors import UsageError
 from fedsat.options import Option
 from fedsat.seeding import Indices
 
-Skew = Annotated[
-    float, Option("Dirichlet parameter of the proportions in which classes are held; smaller is more uneven", above=0)
-]
+Skew = Annotated[float, Option("Dirichlet parameter of the shares of the classes; smaller is more uneven", above=0)]
 Holdings = NDArray[np.bool_]
 """Which classes each client holds, [clients, classes]."""
 Shares = NDArray[np.float64]
@@ -35,7 +33,7 @@ class LabelSkew(Partition):
     """Label skew: for each class, shares of the clients ~ Dirichlet(β), balanced as in NIID-Bench."""
 
     beta: Beta = 0.3
-    balanced: Annotated[bool, Option("stop feeding clients that have reached the mean size n/N")] = True
+    balanced: Annotated[bool, Option("give no more classes to clients that have reached the mean size n/N")] = True
 
     def owners(self, labels: Indices, classes: int, clients: int, rng: np.random.Generator) -> Indices:
         """Split one class after another, then move samples from the largest clients to empty ones."""
@@ -64,7 +62,9 @@ class LabelSkewMissingClasses(Partition):
     skew: Skew = 0.5
     sizes: Annotated[
         Literal["even", "skewed"],
-        Option("clients of about equal size, or of whatever size their shares of the classes add up to"),
+        Option(
+            "clients of about equal size (even), or of the sizes that result from their shares of the classes (skewed)"
+        ),
     ] = "even"
 
     def owners(self, labels: Indices, classes: int, clients: int, rng: np.random.Generator) -> Indices:
@@ -83,20 +83,20 @@ class LabelSkewMissingClasses(Partition):
 class LabelQuantitySkewMissingClasses(Partition):
     """Label and quantity skew with missing classes: C to m classes per client, more samples with more classes."""
 
-    classes_per_client: Annotated[int, Option("the fewest classes a client holds", at_least=1)] = 2
+    classes_per_client: Annotated[int, Option("the smallest number of classes a client holds", at_least=1)] = 2
     skew: Skew = 0.5
 
     def owners(self, labels: Indices, classes: int, clients: int, rng: np.random.Generator) -> Indices:
-        """Assign the minimum of classes, add further ones as long as there are samples, and split each class.
+        """Assign the minimum number of classes, add more as long as there are samples, and split each class.
 
-        Sizes are meant to be proportional to the number of classes; the skew is between a client's classes.
+        Sizes are about proportional to the number of classes; the skew is between a client's classes.
         """
         counts = np.bincount(labels, minlength=classes)
         held = hold_exactly(self.classes_per_client, counts, clients, rng)
         wanted = rng.integers(self.classes_per_client, classes + 1, size=clients)
         rank = np.argsort(
             np.argsort(rng.random(held.shape) + ~held, axis=1), axis=1
-        )  # classes that are held come first
+        )  # classes that the client already holds come first
         extra = (rank < wanted[:, None]) & ~held
         for label, room in enumerate(counts - held.sum(axis=0)):
             takers = np.flatnonzero(extra[:, label])
@@ -109,7 +109,7 @@ class LabelQuantitySkewMissingClasses(Partition):
 
 
 def _masked(shares: NDArray[np.float64], open_: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Return the shares of the clients that are not full, summing to 1."""
+    """Return the shares of the clients that are not full, with sum 1."""
     kept = shares * open_
     if kept.sum() == 0:  # with a small β, all may go to clients that are full
         kept = open_.astype(np.float64) if open_.any() else np.ones(len(shares))
@@ -143,10 +143,10 @@ def hold_exactly(each: int, counts: Indices, clients: int, rng: np.random.Genera
     if clients * each < classes:
         raise UsageError(
             f"{clients} clients with {each} classes each cannot hold all {classes} classes;"
-            f" take at least {-(-classes // each)} clients or {-(-classes // clients)} classes per client"
+            f" use at least {-(-classes // each)} clients or {-(-classes // clients)} classes per client"
         )
     holders = spread(clients * each, np.minimum(counts, clients), rng)
-    # Assigned in turn in the order of classes, the clients of a class are distinct: it has at most `clients` of them.
+    # Classes are assigned in turn, so the clients of a class are distinct: it has at most `clients` of them.
     deck = rng.permutation(classes)
     rows = np.repeat(deck, holders[deck]).reshape(each, clients).T
     rows = trade(rows, rng)
@@ -160,9 +160,9 @@ def spread(total: int, limits: Indices, rng: np.random.Generator) -> Indices:
     if limits.sum() < total:
         short = int(np.argmin(limits))
         raise UsageError(
-            f"{total:,} places (clients × classes per client) cannot each get a sample: the classes can fill"
+            f"{total:,} places (clients × classes per client) need a sample each, but the classes can fill only"
             f" {limits.sum():,} (class {short} only {limits[short]:,});"
-            " take fewer clients or fewer classes per client"
+            " use fewer clients or fewer classes per client"
         )
     given = np.zeros_like(limits)
     while (left := total - int(given.sum())) > 0:
@@ -177,9 +177,8 @@ def spread(total: int, limits: Indices, rng: np.random.Generator) -> Indices:
 def trade(rows: Indices, rng: np.random.Generator) -> Indices:
     """Shuffle the assignment, keeping each client's number of classes and each class's number of clients.
 
-    In each round clients meet in random pairs, put the classes that only one of them holds on the table and
-    deal these again ("curveball" trades). A few times log₂ N rounds let every client have met, indirectly,
-    every other.
+    In each round, clients form random pairs, and each pair redistributes at random the classes that only one of the two
+    holds ("curveball" trades). After a few times log₂ N rounds, every client has traded, indirectly, with every other.
     """
     clients, each = rows.shape
     half = clients // 2
@@ -189,7 +188,7 @@ def trade(rows: Indices, rng: np.random.Generator) -> Indices:
         table = np.sort(np.concatenate([rows[first], rows[second]], axis=1), axis=1)
         twin = table[:, 1:] == table[:, :-1]
         key = rng.random(table.shape)
-        key[:, :-1][twin] = -1.0  # of a class that both hold, one copy goes to the first client
+        key[:, :-1][twin] = -1.0  # if both hold a class, one copy goes to the first client
         key[:, 1:][twin] = 2.0  # and the other to the second
         table = np.take_along_axis(table, np.argsort(key, axis=1), axis=1)
         rows[first], rows[second] = table[:, :each], table[:, each:]
@@ -208,8 +207,8 @@ def draw_shares(held: Holdings, skew: float, rng: np.random.Generator) -> Shares
 def fit_sizes(shares: Shares, held: Holdings, counts: Indices, sizes: NDArray[np.float64]) -> Shares:
     """Scale shares, row by row and column by column in turn, until clients have about these sizes.
 
-    Iterative proportional fitting keeps the odds ratios of the draw, hence its skew. Not every set of sizes
-    can be met; after a bounded number of turns the nearest found is taken.
+    Iterative proportional fitting keeps the odds ratios of the draw, and therefore its skew. Not every set of sizes is
+    possible; after a bounded number of iterations, the nearest result is used.
     """
     amounts = np.where(held, np.maximum(shares, 1e-9), 0)
     for _ in range(FITTING_TURNS):
@@ -222,7 +221,7 @@ def fit_sizes(shares: Shares, held: Holdings, counts: Indices, sizes: NDArray[np
 
 
 def share_out(labels: Indices, held: Holdings, shares: Shares, rng: np.random.Generator) -> Indices:
-    """Split each class among its clients: one sample each, the others by their shares."""
+    """Split each class among its clients: one sample each, and the others in proportion to the shares."""
     counts = held.astype(np.int64)
     for label, samples in enumerate(np.bincount(labels, minlength=held.shape[1])):
         holders = np.flatnonzero(held[:, label])

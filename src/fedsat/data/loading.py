@@ -88,7 +88,7 @@ def _from_function(name: str, function: Any) -> Dataset:
         raise UsageError(f"the dataset {name} is not a function; it must be one without arguments")
     made = function()
     if not isinstance(made, Dataset):
-        raise UsageError(f"{name}() returned a {type(made).__name__}; it must return a fedsat.Dataset")
+        raise UsageError(f"{name}() returned {type(made).__name__}; it must return a fedsat.Dataset")
     return replace(made, name=name)
 
 

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 def read_npy(path: Path) -> NDArray[Any]:
     """Return the array in a .npy file; raise a `ValueError` for anything else, an `OSError` if there is no file.
 
-    Nothing is unpickled. The file is mapped first, so that no more memory is asked for than it can fill: a header may
-    claim any shape. numpy reads headers as Python, and fails in Python's many ways on damaged ones.
+    Nothing is unpickled. The file is mapped first, because a damaged header may claim any shape, and memory must not be
+    allocated for more than the file holds. numpy parses headers as Python, so damaged ones raise many kinds of errors.
     """
     with path.open("rb"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about headers of Python 2
+        warnings.simplefilter("ignore")  # about headers written by Python 2
         try:
             mapped = np.lib.format.open_memmap(path, mode="r")
         except Exception as error:

@@ -59,11 +59,11 @@ def make_partition(
 
 
 def _check(owners: Indices, samples: int, clients: int, name: str) -> None:
-    """Check the result of a partition, which may be the user's."""
+    """Check the result of a partition, which may be defined by the user."""
     if owners.shape != (samples,) or owners.dtype != np.int64:
-        raise DataError(f"partition {name} gave {owners.dtype} {list(owners.shape)} instead of int64 [{samples}]")
+        raise DataError(f"partition {name} returned {owners.dtype} {list(owners.shape)} instead of int64 [{samples}]")
     if owners.min() < 0 or owners.max() >= clients:
-        raise DataError(f"partition {name} named a client outside 0 to {clients - 1}")
+        raise DataError(f"partition {name} returned a client outside 0 to {clients - 1}")
     empty = np.flatnonzero(np.bincount(owners, minlength=clients) == 0)
     if len(empty):
         raise DataError(f"partition {name} left client {empty[0]} empty")
@@ -131,17 +131,17 @@ class Quantity(Partition):
 @partitions.register("natural")
 @dataclass(frozen=True)
 class Natural(Partition):
-    """The clients that the data come from, where the dataset knows them."""
+    """The clients that the data come from, if the dataset defines them."""
 
     def owners(self, labels: Indices, classes: int, clients: int, rng: np.random.Generator) -> Indices:  # noqa: ARG002
-        """Labels do not tell the clients; `Federation.build` takes them from the dataset."""
-        raise UsageError("the partition natural needs a dataset that knows its clients")
+        """Raise an error: labels do not determine the clients; `Federation.build` takes them from the dataset."""
+        raise UsageError("the partition natural needs a dataset that is already divided among clients")
 
 
 @partitions.register("file")
 @dataclass(frozen=True)
 class FromFile(Partition):
-    """From a file: .csv with the header client,index; .npy with such pairs; .json with a list per client."""
+    """A split from a file: .csv with the header client,index; .npy with such pairs; .json with a list per client."""
 
     path: Annotated[Path, Option("the file: .csv, .npy or .json")]
 
@@ -159,9 +159,9 @@ class FromFile(Partition):
         if len(outside):
             raise DataError(f"{self.path}: index {outside[0]} is outside 0 to {len(labels) - 1}")
         times = np.bincount(index, minlength=len(labels))
-        for wrong, words in ((times > 1, "given more than once"), (times == 0, "given to no client")):
+        for wrong, words in ((times > 1, "listed more than once"), (times == 0, "not listed")):
             if wrong.any():
-                raise DataError(f"{self.path}: sample {np.flatnonzero(wrong)[0]} is {words} ({wrong.sum():,} in all)")
+                raise DataError(f"{self.path}: sample {np.flatnonzero(wrong)[0]} is {words} ({wrong.sum():,} in total)")
         empty = np.flatnonzero(np.bincount(client, minlength=clients) == 0)
         if len(empty):
             raise DataError(f"{self.path}: client {empty[0]} has no sample; number the clients without gaps")
@@ -174,7 +174,7 @@ def _read_pairs(path: Path) -> Indices:
     """Return the (client, index) pairs of a partition file."""
     readers = {".csv": _read_csv, ".npy": _read_npy, ".json": _read_json}
     if path.suffix not in readers:
-        raise UsageError(f"{path}: a partition file ends in {', '.join(readers)}")
+        raise UsageError(f"{path}: the name of a partition file must end in {', '.join(readers)}")
     try:
         pairs = readers[path.suffix](path)
     except OSError as error:
@@ -182,7 +182,7 @@ def _read_pairs(path: Path) -> Indices:
     except (ValueError, csv.Error) as error:
         raise DataError(f"{path}: {error}") from error
     if not len(pairs):
-        raise DataError(f"{path}: holds no pairs of client and index")
+        raise DataError(f"{path}: contains no pairs of client and index")
     return pairs
 
 

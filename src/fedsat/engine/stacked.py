@@ -151,7 +151,7 @@ class Round:
             if stretch.entering:
                 newcomers = self._begin([seat.client for seat in stretch.entering])
                 steps.enter(newcomers, [seat.lane for seat in stretch.entering])
-            groups.append(self._end(steps.play(stretch), stretch.leaving))
+            groups.append(self._end(steps.take(stretch), stretch.leaving))
             places += [seat.client for seat in stretch.leaving]
         return TrainedRound.of(groups).take(np.argsort(places).tolist())
 

@@ -106,7 +106,7 @@ class Steps(Protocol):
     def enter(self, newcomers: Lanes, places: list[int]) -> None:
         """Place clients in the given lanes."""
 
-    def play(self, stretch: Stretch) -> Lanes:
+    def take(self, stretch: Stretch) -> Lanes:
         """Take the steps of a stretch and return the lanes afterwards."""
 
 
@@ -124,7 +124,7 @@ class EagerSteps:
         else:
             self._lanes.put(places, newcomers)
 
-    def play(self, stretch: Stretch) -> Lanes:
+    def take(self, stretch: Stretch) -> Lanes:
         """Take the steps of a stretch and drop the lanes that have closed."""
         if self._lanes is None:
             raise AssertionError("no client has entered")

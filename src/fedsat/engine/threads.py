@@ -20,10 +20,11 @@ _NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 class ThreadChoice:
     """Chooses between one thread and all threads that torch has, by timing the first steps of a run.
 
-    Operations of small networks take microseconds, and threads then wait for each other longer than they work, above
-    all if other programs need the cores. The two numbers take turns, block by block, so that both meet the same load.
+    Operations of small networks take microseconds. Threads then wait for each other longer than they work, above all if
+    other programs need the cores. The two numbers take turns, block by block, so that both are timed under the same
+    load.
 
-    Runs must be repeatable, so there is only a choice where the number does not affect the result.
+    Runs must be repeatable, so there is a choice only if the number does not affect the result.
     """
 
     def __init__(self, module: nn.Module, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -35,7 +36,7 @@ class ThreadChoice:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Use the chosen number, if there is one already, and restore torch's own at the end."""
+        """Use the chosen number, if there is one already, and restore torch's number at the end."""
         available = torch.get_num_threads()
         if self.chosen is None and not self._seconds:
             self._seconds = {available: [], 1: []}
@@ -58,7 +59,7 @@ class ThreadChoice:
             torch.set_num_threads(threads)
         begin = self._clock()
         step()
-        if place > 0:  # the first step of a block pays for the change
+        if place > 0:  # the first step of a block includes the cost of the change
             self._seconds[threads].append(self._clock() - begin)
         self._taken += 1
         if self._taken == 2 * BLOCK * BLOCKS:

@@ -1,4 +1,4 @@
-"""Whole runs: their configuration, their course, and what they leave on disk."""
+"""Runs: configuration, training, files, checkpoints, and batches of several runs."""
 
 from fedsat.experiment.callbacks import Callback, Callbacks, find_callbacks
 from fedsat.experiment.config import Config

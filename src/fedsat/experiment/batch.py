@@ -1,4 +1,4 @@
-"""Many runs, one after another or several at once. Finished runs are skipped, and interrupted ones are resumed."""
+"""Batches of runs, one after another or several at once. Finished runs are skipped; interrupted ones are resumed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedsat.experiment.store import Shelf, StoredRun, identity
 
 
 class Display(Protocol):
-    """Shows the user what is going on."""
+    """Shows progress and messages to the user."""
 
     def say(self, text: str) -> None:
         """Print a line."""
@@ -75,17 +75,18 @@ def carry_out(
     processes: int = 1,
     keep: Callable[[Sequence[StoredRun]], object] = lambda _: None,
 ) -> Outcome:
-    """Return every job's run: from the shelf, or trained now, `processes` at a time; `keep` gets each as it ends.
+    """Return the run of every job, training those that `shelf` lacks, `processes` at a time.
 
-    A run that diverges does not stop the others. Ctrl-C does; the same call then continues from there.
+    `keep` is called with each run as it ends. A run that diverges does not stop the others. Ctrl-C does; the same call
+    then continues where it stopped.
     """
     outcome = Outcome()
-    # Two jobs may ask for the same run.
+    # Two jobs may need the same run.
     wanted = {identity(job.config.table()): job for job in jobs if shelf.find(job.config) is None}
     there = [run for job in jobs if (run := shelf.find(job.config)) is not None]
     if there:
         display.say(f"{len(there)} of {len(jobs)} runs are done already")
-    keep(there)  # even if there are none, so that an error of `keep` shows now and not after hours
+    keep(there)  # even if there are none, so that an error of `keep` appears now and not after hours of training
     train_all = _one_by_one if processes == 1 else _side_by_side
     try:
         with closing(train_all(display, list(wanted.values()), shelf, processes)) as ends:

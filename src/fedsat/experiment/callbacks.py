@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Callback:
-    """Override what you need. An error in a callback ends the run as failed, without the round it belongs to."""
+    """Override what you need. If a callback raises an error, the run fails, and the current round is not recorded."""
 
     def start(self, run: Run) -> None:
         """Called before the first round."""
@@ -55,6 +55,6 @@ def find_callbacks(paths: Iterable[str]) -> list[Callback]:
         if inspect.isclass(given):
             given = given()
         if not (isinstance(given, Callback) or callable(given)):
-            raise UsageError(f"{path} cannot serve as callback: it is neither a Callback nor a function")
+            raise UsageError(f"{path} cannot be used as a callback: it is neither a Callback nor a function")
         found.append(given)
     return as_callbacks(found)

@@ -42,14 +42,14 @@ FIRST_GUESS = 1 / 200e6
 
 @dataclass(frozen=True)
 class RunState:
-    """The state of a run after a round: what the next round depends on, and what is still to be reported."""
+    """The state of a run after a round: everything that the next round and the summary depend on."""
 
     training: FederationState
     evaluation: Evaluation | None = None
     best: Model | None = None
     """The best model so far, by `early_stop`'s metric or by accuracy; the records have its value."""
     averaged: Model | None = None
-    """The running mean of the global models, where one is kept."""
+    """The running mean of the global models, if one is kept."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,9 @@ class Checkpoint:
     config: dict[str, Any]
     """The complete configuration as plain values."""
     federation: str
-    """The checksum of the data and of who holds what."""
+    """The checksum of the data and of their assignment to clients."""
     lanes: int
-    """Clients trained at once; other numbers may round differently."""
+    """Number of clients trained at once; with another number, results may round differently."""
     made_with: dict[str, Any]
 
 
@@ -87,7 +87,7 @@ class Checkpoints:
 
     @staticmethod
     def of(run: Path, every: int | None) -> Checkpoints | None:
-        """Lock a run and return its checkpoints; None if there are to be none."""
+        """Lock a run and return its checkpoints; None if checkpoints are disabled."""
         if every == 0:
             return None
         checkpoints = Checkpoints(run, every)

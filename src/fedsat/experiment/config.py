@@ -1,4 +1,4 @@
-"""The complete configuration of a run, as `config.toml` holds it."""
+"""The complete configuration of a run, as stored in `config.toml`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PARTS: dict[str, Registry[Any]] = {
     "algorithm": algorithms,
     "attack": attacks,
 }
-"""The parts of a run that have a name and options of their own: tables of the file."""
+"""The parts of a run that have a name and options: tables of the file."""
 
 DATA = ("dataset", "label", "client", "test_column", "drop", "hashed", "image_size", "imbalance", "holdout")
 """The settings that decide which samples there are to train and to evaluate on."""
@@ -51,7 +51,9 @@ class Config:
     ] = None
     drop: Annotated[tuple[str, ...], Option("columns of a table to leave out")] = ()
     hashed: Annotated[tuple[str, ...], Option("columns of a table with many different texts, to be hashed")] = ()
-    image_size: Annotated[int | None, Option("side to which a folder's images are resized", at_least=1)] = None
+    image_size: Annotated[int | None, Option("size in pixels to which a folder's images are resized", at_least=1)] = (
+        None
+    )
     imbalance: Annotated[
         float,
         Option("size of the first class over that of the last in a long-tailed training set; 1: as it is", at_least=1),
@@ -124,7 +126,7 @@ class Config:
             "rounds between checkpoints, 0 for none [10, or more if they would take over 2 % of the time]", at_least=0
         ),
     ] = None
-    partition: Annotated[Partition, Option("how samples are spread over clients", among=partitions)] = partitions.build(
+    partition: Annotated[Partition, Option("how samples are split among clients", among=partitions)] = partitions.build(
         "lsmc"
     )
     model: Annotated[Any, Option("the network, and its options")] = "mlp"
@@ -137,15 +139,21 @@ class Config:
         object.__setattr__(self, "model", model_table(self.model))
         check(self)
         if self.dataset == "":
-            raise UsageError("dataset is empty; give a name (fedsat list datasets) or a folder, . for this one")
+            raise UsageError(
+                "dataset is empty; give a name (see fedsat list datasets) or a folder, such as . for the current one"
+            )
         models.arguments(self.model)
         if self.per_round > self.clients:
             raise UsageError(f"per_round is {self.per_round}; there are only {self.clients} clients")
         if 0 < self.max_norm < 1:
-            raise UsageError(f"max_norm is {self.max_norm:g}; below 1 it could refuse everybody (0 refuses nobody)")
+            raise UsageError(
+                f"max_norm is {self.max_norm:g}; it must be 0 (no limit) or at least 1, or it could refuse every update"
+            )
         if self.stragglers and (self.steps or self.epochs) == 1:
             what = "steps" if self.steps else "epochs"
-            raise UsageError(f"stragglers do fewer {what} than others; with {what} = 1 they cannot")
+            raise UsageError(
+                f"stragglers do fewer {what} than the others, but {what} is 1, so set {what} to at least 2"
+            )
         if (type(self.attack) is Attack) != (self.attackers == 0):
             raise UsageError(
                 f"attack is {attacks.name_of(self.attack)!r} and attackers is {self.attackers:g}; "
@@ -193,12 +201,12 @@ class Config:
 
     @property
     def dataset_name(self) -> str:
-        """The dataset as records name it; an object by its name and checksum."""
+        """The dataset's name in records; for an object, its name and checksum."""
         return self.dataset if isinstance(self.dataset, str) else self.dataset.reference
 
     @property
     def dataset_label(self) -> str:
-        """The dataset's short name for people."""
+        """The dataset's short name in tables."""
         return Path(self.dataset).name if isinstance(self.dataset, str) else self.dataset.name
 
     def load_dataset(self) -> Dataset:
@@ -212,11 +220,11 @@ class Config:
         return with_holdout(dataset, self.holdout, self.seed) if self.holdout else dataset
 
     def table(self) -> dict[str, Any]:
-        """The configuration as nested plain values, every option written out."""
+        """Return the configuration as nested plain values, with every option."""
         return complete({**vars(self), "dataset": self.dataset_name})
 
     def to_toml(self) -> str:
-        """The configuration as the text of a `config.toml`."""
+        """Return the configuration as the text of a `config.toml`."""
         return tomli_w.dumps(self.table())
 
     @staticmethod
@@ -231,7 +239,7 @@ class Config:
 
 
 def model_table(spec: Any) -> dict[str, Any]:
-    """A model's name and options, every default written out; a module class stands for its `module:Name`."""
+    """Return a model's name and all options, including defaults; the name of a class is its `module:Name`."""
     if isinstance(spec, nn.Module):
         name = type(spec).__name__
         raise UsageError(
@@ -244,7 +252,7 @@ def model_table(spec: Any) -> dict[str, Any]:
 
 
 def complete(table: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration with every option written out, unchecked."""
+    """Return a configuration with every option, including defaults; nothing is checked."""
     full: dict[str, Any] = {}
     for key, field in options_of(Config).items():
         value = table.get(key, field.default)
@@ -257,35 +265,35 @@ def complete(table: Mapping[str, Any]) -> dict[str, Any]:
     return {**full, **{key: value for key, value in table.items() if key not in full and value is not None}}
 
 
-def read(path: Path, *, tell: bool = False) -> dict[str, Any]:
-    """Return the table in a configuration file, with current names; `tell` warns of old ones."""
+def read(path: Path, *, warn_of_old: bool = False) -> dict[str, Any]:
+    """Return the table in a configuration file, with current names; `warn_of_old` warns of old ones."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise UsageError(f"there is no configuration file {path}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise UsageError(f"cannot read the configuration {path}: {error}") from error
-    if tell:
+    if warn_of_old:
         warn(f"{path}: {note}" for note in renamed(table))
     return modern_table(table)
 
 
 LEVELS = {**dict.fromkeys(PARTS, 0), **dict.fromkeys(KINDS, 1)}
-"""Parts, outer ones first: naming another part brings other options, so parts are put in before their options."""
+"""Parts, outer ones first. A different part has different options, so parts are set before their options."""
 
 
 def names_a_part(key: str) -> bool:
-    """Whether a setting, by its full or a shortened name, is a part with options of its own."""
+    """Whether a setting, given by its full or a shortened name, is a part with options."""
     return key.rpartition(".")[2] in LEVELS
 
 
 def override(
     table: Mapping[str, Any], settings: Iterable[tuple[str, Any]], on: Iterable[str] = (), off: Iterable[str] = ()
 ) -> dict[str, Any]:
-    """`table`, completed, with settings such as ("gamma", 0.5) or ("algorithm.objective", "psl") put in.
+    """Return `table`, completed, with settings such as ("gamma", 0.5) or ("algorithm.objective", "psl") changed.
 
-    A name may be shortened as long as it is unambiguous. The order given does not matter: parts come before
-    their options, and parts are added or left out (see `switch_parts`) in between. Old names are read as well.
+    A name may be shortened as long as it is unambiguous. The order of the settings does not matter: parts are set
+    first, then parts are added or left out (see `switch_parts`), and then options are set. Old names are accepted.
     """
     table = complete(modern_table(table))
     given = list(settings)
@@ -301,7 +309,7 @@ def override(
 
 
 def _put(table: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
-    """The table with one setting changed; naming the part that is there already leaves its options alone."""
+    """Return the table with one setting changed; naming the current part does not change its options."""
     *path, last = _find(table, key)
     place = table
     for step in path:
@@ -313,18 +321,18 @@ def _put(table: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
 
 
 def setting_names(table: Mapping[str, Any]) -> set[str]:
-    """Every name, full or shortened, of a setting of `table`; methods differ in their options."""
+    """Return every name, full or shortened, of the settings of `table`; methods differ in their options."""
     paths = _paths(complete(table))
     return {".".join(path[start:]) for path in paths for start in range(len(path))}
 
 
 def full_name(table: Mapping[str, Any], key: str) -> str:
-    """A setting's name written in full, such as `algorithm.gamma` for `gamma`."""
+    """Return a setting's full name, such as `algorithm.gamma` for `gamma`."""
     return ".".join(_find(complete(table), key))
 
 
 def _find(table: Mapping[str, Any], key: str) -> tuple[str, ...]:
-    """The full path of a setting that may have been given by its last names only."""
+    """Return the full path of a setting, which may be given by the end of its path only."""
     full = {".".join(path): path for path in _paths(table)}
     if key in full:
         return full[key]
@@ -364,7 +372,7 @@ def _nested_paths(
 
 
 def parse_value(text: str) -> Any:
-    """The value of `--set key=value`: a number, true or false, a list, or else a text."""
+    """Return the value of `--set key=value`: a number, true or false, a list, or otherwise text."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -372,7 +380,7 @@ def parse_value(text: str) -> Any:
 
 
 def parse_values(text: str) -> list[Any]:
-    """Values separated by commas, each as `parse_value` reads it; lists keep their own commas."""
+    """Return the values of a list separated by commas, parsed like `parse_value`; lists keep their own commas."""
     try:
         return list(tomllib.loads(f"values = [{text}]")["values"])
     except tomllib.TOMLDecodeError:

@@ -31,7 +31,7 @@ def pick_device(name: str) -> torch.device:
 
 
 def processor() -> str:
-    """Return the processor's name, which Linux has only in a file."""
+    """Return the processor's name, which Linux provides only in a file."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
@@ -47,7 +47,7 @@ def _command(program: Path, arguments: list[str]) -> str | None:
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Return versions, hardware and command, which readers need to judge the numbers."""
+    """Return versions, hardware and command, which readers need to interpret the numbers."""
     hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
     return {
         "fedsat": __version__,

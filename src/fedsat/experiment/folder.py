@@ -23,7 +23,7 @@ from fedsat.metrics import RoundRecord
 RECORDS, SUMMARY, CONFIG, SCHEMA = "metrics.jsonl", "summary.json", "config.toml", "schema.json"
 LAST_MODEL, BEST_MODEL, AVERAGED_MODEL = "model.safetensors", "best.safetensors", "averaged.safetensors"
 ON_NODES = "nodes.txt"
-NODES_TEXT = "This run is carried out by real nodes. Each client's data and state are on its node, not here.\n"
+NODES_TEXT = "This is a run on real nodes. Each client's data and state are on its node, not here.\n"
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class RunFolder:
     def create(path: Path, config_text: str, schema: Schema | None = None, *, on_nodes: bool = False) -> RunFolder:
         """Create the folder of a new run; `config.toml`, which marks it as a run, is written last."""
         if (path / CONFIG).exists():
-            raise UsageError(f"{path} already holds a run; give another --out, or move it away")
+            raise UsageError(f"{path} already contains a run; use another --out, or move it away")
         with speaking_of(path):
             path.mkdir(parents=True, exist_ok=True)
             write_whole(path / RECORDS, b"")
@@ -151,7 +151,7 @@ def speaking_of(path: Path) -> Iterator[None]:
 
 
 def free_folder(parent: Path, name: str, reserved: Container[Path] = ()) -> Path:
-    """Return `parent/name`, or the first of `name-2`, `name-3`, … that holds no run and is not reserved for one."""
+    """Return `parent/name`, or the first of `name-2`, `name-3`, … that contains no run and is not reserved for one."""
     path, number = parent / name, 1
     while (path / CONFIG).exists() or path in reserved:
         number += 1
@@ -164,7 +164,7 @@ def read_records(folder: Path) -> list[RoundRecord]:
     try:
         content = (folder / RECORDS).read_bytes()
     except OSError as error:
-        raise UsageError(f"{folder} holds no run: {RECORDS} cannot be read ({error.strerror})") from error
+        raise UsageError(f"{folder} contains no run: {RECORDS} cannot be read ({error.strerror})") from error
     return parse_records(content, folder / RECORDS)
 
 

@@ -14,7 +14,7 @@ from fedsat.experiment.parts import method_parts
 from fedsat.experiment.store import file_name
 
 TAKEN_FROM = {"seed": "--seed and --seeds", "algorithm": "--methods"}
-"""Settings for which a comparison has options of its own."""
+"""Settings for which a comparison has its own options."""
 
 Choice = tuple[tuple[str, Any], ...]
 """Settings of a grid, each with one of its values."""
@@ -69,7 +69,7 @@ def contenders(
     if not methods:
         raise UsageError(f"no method is given; known: {', '.join(algorithms)}")
     tables = [override(table, *method_parts(name)) for name in dict.fromkeys(methods)]
-    parts = [(key, value) for key, value in settings if names_a_part(key)]  # they bring options of their own
+    parts = [(key, value) for key, value in settings if names_a_part(key)]  # they have options of their own
     tables = [override(own, _had(own, parts)) for own in tables]
     _check_names([key for key, _ in (*settings, *grid)], tables)
     owns = [override(plain, _had(plain, settings)) for plain in tables]
@@ -89,13 +89,13 @@ def plan(
 
 
 def _had(table: Mapping[str, Any], settings: Iterable[tuple[str, T]]) -> list[tuple[str, T]]:
-    """Those of the settings that a method's table has."""
+    """Return those of the settings that a method's table has."""
     known = setting_names(table)
     return [(key, value) for key, value in settings if key in known]
 
 
 def _check_names(keys: Sequence[str], tables: Sequence[Mapping[str, Any]]) -> None:
-    """Check that each name is a setting of some method, is given once, and has no option of its own."""
+    """Check that each name is a setting of some method, is given once, and has no option of the comparison."""
     given: set[str] = set()
     known = [setting_names(table) for table in tables]
     for key in keys:
@@ -111,6 +111,6 @@ def _check_names(keys: Sequence[str], tables: Sequence[Mapping[str, Any]]) -> No
 
 
 def folder_name(config: Config, what: str) -> str:
-    """The name of a folder in `runs`: data, how it is split, what is done."""
+    """Return the name of a folder in `runs`, made from the data, the partition and the methods."""
     partition = config.table()["partition"]["name"]
     return file_name(f"{config.dataset_label}-{partition}-{what}")

@@ -25,7 +25,7 @@ from fedsat.threads import bound_spinning
 
 @dataclass(frozen=True)
 class RunTask:
-    """A run to train: the folder where it was started, if it was, and a new folder otherwise."""
+    """A run to train: the folder of its interrupted run, if there is one, and a new folder otherwise."""
 
     label: str
     table: dict[str, Any]
@@ -55,7 +55,7 @@ def open_run(config: Config, begun: Path | None, fresh: Path) -> tuple[Run, Path
         try:
             return restore(begun, dataset=config.dataset), begun
         except FedsatError as error:
-            hindered = f"{error}; it starts again in {fresh}"
+            hindered = f"{error}; starting again in {fresh}"
     run = prepare(config, fresh)
     if hindered is not None:
         run.setup.notes.insert(0, hindered)
@@ -86,7 +86,7 @@ def train_apart(tasks: Sequence[RunTask], processes: int) -> Iterator[Ended]:
                     running.add(executor.submit(_train, task, threads))
                 yield future.result()
     except BrokenProcessPool as error:
-        why = "the process of a run was killed, perhaps for lack of memory; fewer --jobs need less"
+        why = "the process of a run was killed, perhaps for lack of memory; try fewer --jobs"
         raise FedsatError(f"{why}. Repeat the command to continue") from error
     except BaseException:
         for process in multiprocessing.active_children():

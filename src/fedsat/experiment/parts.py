@@ -1,7 +1,8 @@
 """The parts of a method: adding them, leaving them out, and the name of the result.
 
-`fedsat:paper` is a preset of `fedsat`. `fedavg+psl` is FedAvg with another objective, `fedsat-pwa` FedSat without its
-weighting. Parts are registered, your own (`module:Name`), or switches of an algorithm (`Option(switch=True)`).
+`fedsat:paper` is a preset of `fedsat`. `fedavg+psl` is FedAvg with another objective, and `fedsat-pwa` is FedSat
+without its weighting. Parts are registered, user-defined (`module:Name`), or switches of an algorithm
+(`Option(switch=True)`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from fedsat.errors import UsageError, unknown
 from fedsat.options import Registry
 
 KINDS: dict[str, Registry[Any]] = {"objective": objectives, "weighting": weightings, "aggregator": aggregators}
-"""The kinds of parts that every method has one of."""
+"""The kinds of parts. Every method has one of each."""
 
 
 def plain(kind: str) -> str:

@@ -45,13 +45,13 @@ def restore(
     checkpoint yet starts again.
     """
     if not (path / CONFIG).is_file():
-        raise UsageError(f"{path} holds no run: it has no {CONFIG}")
+        raise UsageError(f"{path} contains no run: it has no {CONFIG}")
     config = _with_dataset(path, Config.of(read(path / CONFIG)), dataset)
     changes: dict[str, Any] = {"rounds": rounds, "minutes": minutes}
     wanted = replace(config, **{key: value for key, value in changes.items() if value is not None})
     _check_worth(path, config, wanted)
     recorded = (path / RECORDS).is_file() and (path / RECORDS).stat().st_size > 0
-    kept = (path / FOLDER).is_dir() or not recorded  # what others recorded is never thrown away
+    kept = (path / FOLDER).is_dir() or not recorded  # rounds that were recorded without checkpoints are never discarded
     checkpoints = Checkpoints.of(path, config.checkpoint_every) if kept else None
     if checkpoints is None:
         raise UsageError(f"{path} was run without checkpoints and cannot be resumed")
@@ -66,14 +66,14 @@ def restore(
         records = parse_records((path / RECORDS).read_bytes()[: checkpoint.reach.size], path / RECORDS)
         run = Run(setup, checkpoint.state, RunFolder(path, checkpoint.reach), checkpoints, records)
     if run.training.rounds > wanted.rounds:
-        raise UsageError(f"{path} already has {run.training.rounds} rounds; --rounds must be more")
+        raise UsageError(f"{path} already has {run.training.rounds} rounds; --rounds must be larger")
     _set_back(run)
     setup.notes[:0] = [*notes, f"{path} resumes after round {run.training.rounds} of {wanted.rounds}"]
     return run
 
 
 def _with_dataset(path: Path, config: Config, dataset: str | Dataset | None) -> Config:
-    """Put in the dataset object that a run was started with, after a look at its checksum."""
+    """Return the configuration with the dataset object of the run, after checking its checksum."""
     if not isinstance(dataset, Dataset):
         return config
     if dataset.reference != config.dataset_name:
@@ -95,11 +95,11 @@ def _check_worth(path: Path, config: Config, wanted: Config) -> None:
         more = wanted.rounds if wanted.rounds > config.rounds else "N"
         raise UsageError(
             f"{path} is complete with {config.rounds} rounds and has no checkpoint; "
-            f"fedsat run {path / CONFIG} --rounds {more} starts it again"
+            f"to repeat it with more, use fedsat run {path / CONFIG} --rounds {more}"
         )
     if wanted.rounds <= config.rounds and wanted.minutes == config.minutes:
         why = f" ({summary['stopped']})" if "stopped" in summary else ""
-        raise UsageError(f"{path} is complete with {summary['rounds']} rounds{why}; --rounds N trains for longer")
+        raise UsageError(f"{path} is complete with {summary['rounds']} rounds{why}; use --rounds N to train for longer")
 
 
 def _newest(checkpoints: Checkpoints, device: torch.device) -> tuple[Checkpoint | None, list[str]]:
@@ -113,26 +113,26 @@ def _newest(checkpoints: Checkpoints, device: torch.device) -> tuple[Checkpoint 
     if notes:
         reasons = "; ".join(note.partition("; the previous")[0] for note in notes)
         path = checkpoints.folder.parent
-        raise FedsatError(f"{path} cannot be resumed: {reasons}; fedsat run {path / CONFIG} --out … starts it again")
+        raise FedsatError(f"{path} cannot be resumed: {reasons}; to repeat it, use fedsat run {path / CONFIG} --out …")
     return None, notes
 
 
 def _check_config(path: Path, config: Config, checkpoint: Checkpoint) -> None:
-    """Refuse to resume with other settings than those of the rounds so far."""
+    """Refuse to resume if settings have changed since the run was started."""
     changes = _changes(complete(checkpoint.config), config.table())
     if changes:
         raise UsageError(f"{path / CONFIG} has changed since the run was started: {'; '.join(changes)}")
 
 
 def _check_setup(path: Path, setup: Setup, checkpoint: Checkpoint) -> None:
-    """Refuse to resume with other data or another network; note what may change the last digits."""
+    """Refuse to resume with different data or a different network; note what may change the last digits."""
     if checkpoint.federation != setup.fingerprint:
         raise UsageError(
-            f"{path} cannot be resumed: the data, or who holds them, have changed since its last checkpoint"
+            f"{path} cannot be resumed: the data, or their partition, have changed since its last checkpoint"
         )
     kept, now = checkpoint.state.training.server.model, setup.engine.initial_model
     if _shapes(kept.params) != _shapes(now.params) or _shapes(kept.buffers) != _shapes(now.buffers):
-        raise UsageError(f"{path} cannot be resumed: the model {setup.config.model['name']} has other weights now")
+        raise UsageError(f"{path} cannot be resumed: the model {setup.config.model['name']} now has different weights")
     _same_width(setup, checkpoint.lanes)
     made, here = checkpoint.made_with, environment(setup.device)
     moved = [key for key in ("fedsat", "torch", "device", "threads") if made.get(key) != here[key]]
@@ -158,7 +158,7 @@ def _changes(before: Mapping[str, Any], after: Mapping[str, Any], where: str = "
 
 
 def _same_width(setup: Setup, lanes: int) -> None:
-    """Train as many clients at once as before, because other numbers may round differently."""
+    """Train as many clients at once as before, because with another number, results may round differently."""
     engine: Any = setup.engine
     sampled = setup.config.per_round
     if min(getattr(engine, "lanes", 1), sampled) != min(lanes, sampled):

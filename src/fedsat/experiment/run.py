@@ -1,4 +1,4 @@
-"""A run: from a configuration to a trained model, metrics and files."""
+"""Runs: from a configuration to a trained model, metrics and files."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Setup:
 
     @property
     def fingerprint(self) -> str:
-        """A checksum of the data and of who holds what; empty on real nodes."""
+        """A checksum of the data and of their assignment to clients; empty on real nodes."""
         return "" if self.federation is None else self.federation.fingerprint
 
     @staticmethod
@@ -115,7 +115,7 @@ class Run:
         )
 
     def _repr_html_(self) -> str:
-        """The numbers to quote, as a table in notebooks."""
+        """Return the main results, as a table in notebooks."""
         summary, ten = self.summary, self.summary.get("last_ten", {})
         shown = [each for each in (*COMPARED, *self.setup.metrics) if each.name in summary]
         head = "".join(f"<th>{escape(each.heading)}</th>" for each in shown)
@@ -150,7 +150,7 @@ class Run:
 
     @property
     def notes(self) -> list[str]:
-        """What a user should know before the first round."""
+        """Notes for the user before the first round."""
         config, federation = self.setup.config, self.setup.federation
         notes = list(self.setup.notes)
         nodes = 1 + config.clients - config.per_round
@@ -166,8 +166,8 @@ class Run:
             notes.append(
                 f"{attackers} of {federation.clients} clients are malicious ({attacks.name_of(config.attack)})"
             )
-        remark = config.algorithm.objective.note(torch.from_numpy(federation.class_counts))
-        return notes if remark is None else [*notes, remark]
+        note = config.algorithm.objective.note(torch.from_numpy(federation.class_counts))
+        return notes if note is None else [*notes, note]
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -179,7 +179,7 @@ class Run:
         self.stopped = reason
 
     def run_round(self, callbacks: Sequence[Callback] = ()) -> RoundRecord:
-        """Run one round, evaluate the model if it is time, call the callbacks, and write the record.
+        """Run one round, evaluate the model if it is due, call the callbacks, and write the record.
 
         After an error or an interruption, the run is as it was before the round.
         """
@@ -194,8 +194,8 @@ class Run:
         if result.number % config.evaluate_every == 0 or result.number == config.rounds:
             with timed(result.seconds, "evaluate", engine.device):
                 after = self._evaluate(after, record)
-        for name, remark in engine.notes().items():
-            setattr(record, name, remark)
+        for name, value in engine.notes().items():
+            setattr(record, name, value)
         record.seconds = {name: round(spent, 6) for name, spent in result.seconds.items()}
         self.records.append(record)
         self.state = after
@@ -210,7 +210,7 @@ class Run:
         return record
 
     def _keep(self, better: bool) -> None:
-        """Write the round's record, and a checkpoint if it is time."""
+        """Write the round's record, and a checkpoint if one is due."""
         if self.folder is not None:
             self.folder.record(self.records)
             if better and self.state.best is not None:

@@ -58,9 +58,9 @@ class StoredRun:
 
     @staticmethod
     def read(folder: Path) -> StoredRun:
-        """The run in `folder`."""
+        """Open the run in `folder`."""
         if not (folder / CONFIG).is_file():
-            raise UsageError(f"{folder} holds no run: it has no {CONFIG}")
+            raise UsageError(f"{folder} contains no run: it has no {CONFIG}")
         table = read(folder / CONFIG)
         method = table.get("algorithm")
         if not isinstance(method, dict) or "name" not in method or not isinstance(table.get("seed", 0), int):
@@ -86,7 +86,7 @@ class StoredRun:
             raise UsageError(f"{self.folder / RECORDS} is damaged: a round is incomplete") from error
 
     def model(self, name: str = LAST_MODEL) -> dict[str, Tensor]:
-        """A saved model's parameters and buffers by name: `model`, `best` or `averaged`, with .safetensors."""
+        """Return a saved model's parameters and buffers by name: `model`, `best` or `averaged`, with .safetensors."""
         path = self.folder / name
         if not path.is_file():
             saved = ", ".join(sorted(file.name for file in self.folder.glob("*.safetensors"))) or "no model"
@@ -111,11 +111,13 @@ class StoredRun:
     @cached_property
     def own_metrics(self) -> list[Metric]:
         """Your own metrics, and what callbacks added, as `summary.json` describes them."""
-        told = {each["name"]: each for each in self.stored.get("metrics", ())}
+        described = {each["name"]: each for each in self.stored.get("metrics", ())}
         values = self.evaluated[-1].metrics if self.evaluated else {}
         names = [name for name, value in values.items() if name not in METRICS and isinstance(value, int | float)]
         plain = {"unit": ""}
-        return [Metric(**{"name": name, "label": name, **plain, **told.get(name, {})}, compared=True) for name in names]
+        return [
+            Metric(**{"name": name, "label": name, **plain, **described.get(name, {})}, compared=True) for name in names
+        ]
 
     @property
     def ended_early(self) -> bool:
@@ -149,7 +151,7 @@ class Shelf:
         return None
 
     def place(self, name: str, reserved: Container[Path] = ()) -> Path:
-        """Return a folder for a run with this name that holds no run and is not reserved for another."""
+        """Return a folder for a run with this name that contains no run and is not reserved for another."""
         return free_folder(self.folder, file_name(name), reserved)
 
     def add(self, path: Path) -> StoredRun:

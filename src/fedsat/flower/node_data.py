@@ -1,4 +1,4 @@
-"""The data of one node, which never leave it.
+"""The data of one node, which never leave the node.
 
 The node's configuration (`flower-supernode --node-config`) is one of
 

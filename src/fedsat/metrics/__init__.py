@@ -1,4 +1,4 @@
-"""Everything measured: confusion counts, evaluations, metrics, and the record of a round."""
+"""Metrics: confusion counts, evaluations, the table of metrics, and the record of a round."""
 
 from fedsat.metrics.counts import ClassCounts, confusion_counts, rounds_to_target
 from fedsat.metrics.evaluation import (

@@ -24,14 +24,14 @@ class ClassCounts:
     predicted: Tensor
     """Z: how often each class was predicted."""
     correct: Tensor
-    """TP: how often it was predicted rightly."""
+    """TP: how often it was predicted correctly."""
     labels: Tensor
     """T: how many samples of it the worker has."""
     workers: Tensor | None = None
-    """Which node each report is from, [K, w], where that is known."""
+    """Which node each report is from, [K, w], if known."""
 
     def without(self, missing: Tensor) -> ClassCounts:
-        """The counts with the reports marked in `missing`, [K, w], as zeros: reports about no samples."""
+        """Return the counts with zeros (reports about no samples) in place of the `missing` reports, a mask [K, w]."""
         gone = missing[..., None]
         predicted, correct, labels = (
             vector.masked_fill(gone, 0) for vector in (self.predicted, self.correct, self.labels)
@@ -40,12 +40,12 @@ class ClassCounts:
 
     @staticmethod
     def from_confusion(counts: Tensor) -> ClassCounts:
-        """The three views of confusion matrices [..., true, predicted]."""
+        """Return the three vectors of confusion matrices [..., true, predicted]."""
         return ClassCounts(counts.sum(-2), counts.diagonal(dim1=-2, dim2=-1), counts.sum(-1))
 
 
 def rounds_to_target(rounds: list[int], accuracy: list[float], target: float) -> int | None:
-    """The first round from which a running mean of three evaluations stays at or above `target`."""
+    """Return the first round from which a running mean of three evaluations stays at or above `target`."""
     reached = None
     for place in range(2, len(accuracy)):
         if float(np.mean(accuracy[place - 2 : place + 1])) < target:

@@ -1,4 +1,4 @@
-"""How a model performs: on the test set, and for every client."""
+"""Evaluations: how a model performs on the test set, and for every client."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from fedsat.errors import UsageError
 
 Floats = NDArray[np.float64]
 ClientAccuracy = Literal["expected", "test-split", "local"]
-"""Clients' accuracy from their class mix and the test recalls, on the test set divided among them, or on their local
-training samples."""
+"""Clients' accuracy: `expected` from their class mix and the test recalls, `test-split` on the test set divided among
+them, or on their `local` training samples."""
 Predict = Callable[[], tuple[Floats, NDArray[np.int64]]]
 """Returns the class probabilities of the test samples, [n, m], and their labels, [n]."""
 
@@ -29,9 +29,9 @@ class Evaluation:
     loss: float
     """Mean cross-entropy on the test set."""
     client_accuracies: Floats = field(default_factory=lambda: np.empty(0))
-    """Every client's accuracy; NaN where it is not known."""
+    """Every client's accuracy; NaN if unknown."""
     predict: Predict | None = field(default=None, repr=False, compare=False)
-    """Computes `scores` and `labels` when a metric needs them; None if the test samples are not here."""
+    """Computes `scores` and `labels` when a metric needs them; None if the test samples are on the nodes."""
 
     @property
     def accuracy(self) -> float:
@@ -72,12 +72,12 @@ class Evaluation:
         return self._predicted[1]
 
     def expected_client_accuracy(self, class_counts: NDArray[np.int64]) -> Floats:
-        """Σ_c p_k(c) · recall_c for every client: its accuracy on new data of its own class mix."""
+        """Return Σ_c p_k(c) · recall_c for every client: its accuracy on new data with its class mix."""
         return expected_accuracy(self.recall, class_counts)
 
 
 def expected_accuracy(recall: Floats, class_counts: NDArray[np.int64]) -> Floats:
-    """Σ_c p_k(c) · recall_c over the classes whose recall is known, for every row of class counts."""
+    """Return Σ_c p_k(c) · recall_c over the classes whose recall is known, for every row of class counts."""
     known = ~np.isnan(recall)
     mix = class_counts[:, known].astype(np.float64)
     return share(mix @ recall[known], mix.sum(axis=1))
@@ -89,6 +89,6 @@ def accuracy_by_client(counts: NDArray[np.int64]) -> Floats:
 
 
 def share(part: NDArray[Any], whole: NDArray[Any]) -> Floats:
-    """part / whole, NaN where the whole is 0."""
+    """Return part / whole, or NaN where the whole is 0."""
     quotient: Floats = np.divide(part, whole, out=np.full(len(whole), np.nan), where=whole > 0)
     return quotient

@@ -1,4 +1,4 @@
-"""What is recorded of a round: one line of `metrics.jsonl`."""
+"""The record of a round: one line of `metrics.jsonl`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 Values = dict[str, Any]
-"""Metrics by name: numbers, `recall` as a list; None for what is not defined."""
+"""Metrics by name: numbers, and `recall` as a list; None for undefined values."""
 
 
 @dataclass
 class RoundRecord:
-    """What is recorded of a round. Callbacks may add to `metrics` and `extra` before it is written."""
+    """The record of a round. Callbacks may add to `metrics` and `extra` before it is written."""
 
     round: int
     train_loss: float | None
@@ -28,7 +28,7 @@ class RoundRecord:
     bytes_down: int
     bytes_up: int
     bytes_workers: int = 0
-    """The share of workers' evaluations in both."""
+    """The part of both that is due to workers' evaluations."""
     bytes_evaluate: int | None = None
     """Bytes of the evaluation on real nodes."""
     lr: float | None = None
@@ -43,7 +43,7 @@ class RoundRecord:
     """Clients whose updates were refused, with the reasons."""
     refused_workers: dict[str, str] = field(default_factory=dict)
     left_out: list[dict[str, Any]] = field(default_factory=list)
-    """Remarks about real nodes: stage, client, reason."""
+    """Notes about real nodes: stage, client, reason."""
     metrics: Values = field(default_factory=dict)
     """The global model's metrics; empty if the round was not evaluated."""
     models: dict[str, Values] = field(default_factory=dict)
@@ -62,13 +62,13 @@ class RoundRecord:
         return worst_class(self.metrics)
 
     def to_json(self) -> dict[str, Any]:
-        """The record as plain values, without fields that are empty."""
-        told = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {name: value for name, value in told.items() if name in _ALWAYS or value not in (None, [], {})}
+        """Return the record as plain values, without empty fields."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: value for name, value in values.items() if name in _ALWAYS or value not in (None, [], {})}
 
     @staticmethod
     def from_json(line: Mapping[str, Any]) -> RoundRecord:
-        """The record that a line holds, also a line that fedsat 0.1 wrote."""
+        """Return the record in a line; lines written by fedsat 0.1 are read as well."""
         if "test_accuracy" in line:
             line = _modern(line)
         given = {each.name: line[each.name] for each in fields(RoundRecord) if each.name in line}
@@ -90,7 +90,7 @@ _OLD_CLIENTS = {"min": "worst_client_accuracy", "p10": "client_accuracy_p10", "m
 
 
 def _modern(line: Mapping[str, Any]) -> dict[str, Any]:
-    """A line of fedsat 0.1, which had the metrics beside everything else and under other names."""
+    """Convert a line of fedsat 0.1, which stored metrics at the top level and under other names."""
     models = {name: _modern_metrics(values) for name, values in line.get("models", {}).items()}
     seconds = {"evaluate_workers" if key == "measure" else key: value for key, value in line["seconds"].items()}
     return {**line, "metrics": _modern_metrics(line), "models": models, "seconds": seconds}

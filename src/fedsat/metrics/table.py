@@ -1,6 +1,6 @@
-"""The table of metrics: what is computed from an evaluation, and how it is shown.
+"""The table of metrics: what is computed from an evaluation, and how it is displayed.
 
-Runs, comparisons, reports, figures and the page read this table. A metric of your own is a function of an `Evaluation`:
+Runs, comparisons, figures and the report page use this table. A metric of your own is a function of an `Evaluation`:
 
     @fedsat.metric(label="AUPRC")
     def auprc(evaluation):
@@ -31,18 +31,18 @@ class Metric:
     """A number, or one number per class, computed from an evaluation."""
 
     name: str
-    """Its key in records and summaries."""
+    """The key in records and summaries."""
     label: str
-    """The heading of its column in a table."""
+    """The heading of the column in tables."""
     compute: Compute | None = None
-    """None where only the description is known, as in a report about stored runs."""
+    """None if only the description is known, as in a report about stored runs."""
     title: str = ""
-    """What a chart is called; the label if empty."""
+    """The title of charts; the label if empty."""
     unit: Unit = "%"
-    """`%` for shares, which are shown times 100."""
+    """`%` for shares, which are displayed times 100."""
     higher_is_better: bool = True
     compared: bool = False
-    """Whether it is a column of comparisons and a chart."""
+    """Whether comparisons show it as a column and a chart."""
 
     @property
     def heading(self) -> str:
@@ -62,11 +62,11 @@ class Metric:
         return self.compute(evaluation)
 
     def written(self, value: float, digits: int = 1) -> str:
-        """A value as it is shown."""
+        """Format a value for display."""
         return f"{100 * value:.{digits}f}" if self.unit == "%" else f"{value:.{digits + 2}f}"
 
     def description(self) -> dict[str, Any]:
-        """What a report needs to know about it."""
+        """Return the description that reports need."""
         return {
             "name": self.name, "label": self.label, "unit": self.unit, "higher_is_better": self.higher_is_better,
         }  # fmt: skip
@@ -75,7 +75,7 @@ class Metric:
 def metric(
     *, label: str = "", unit: Unit = "%", higher_is_better: bool = True, compared: bool = True
 ) -> Callable[[Compute], Metric]:
-    """Decorator that describes a metric function; without it, the label is the name and the value has no unit."""
+    """Describe a metric function (a decorator). Without it, the label is the name and the value has no unit."""
 
     def describe(compute: Compute) -> Metric:
         name = getattr(compute, "__name__", "metric")
@@ -95,7 +95,7 @@ def find_metrics(paths: Iterable[str]) -> tuple[Metric, ...]:
         given = import_object("metric", path) if offer is None else load_offer("metric", offer)
         if not isinstance(given, Metric):
             if not callable(given):
-                raise UsageError(f"{path} cannot serve as metric: it is not a function")
+                raise UsageError(f"{path} cannot be used as a metric: it is not a function")
             given = metric(unit="")(given)
         if given.name in METRICS or given.name in found:
             raise UsageError(f"{path}: there is already a metric called {given.name}; give the function another name")
@@ -104,13 +104,13 @@ def find_metrics(paths: Iterable[str]) -> tuple[Metric, ...]:
 
 
 def metric_path(given: Any) -> Any:
-    """A metric given as an object, as the `module:name` that a configuration holds."""
+    """Return the `module:name` of a metric given as an object, as stored in configurations."""
     function = given.compute if isinstance(given, Metric) else given
     return f"{function.__module__}:{function.__qualname__}" if callable(function) else given
 
 
 def measure(evaluation: Evaluation, own: Iterable[Metric] = ()) -> dict[str, Any]:
-    """Compute every metric of the table and the user's own, as JSON can hold them: null for what is not defined."""
+    """Compute every metric of the table and the user's own metrics; undefined values are None (null in JSON)."""
     values = {each.name: _plain(each(evaluation)) for each in METRICS.values()}
     for each in own:
         value = each(evaluation)
@@ -127,16 +127,16 @@ def _plain(value: Any) -> Any:
 
 
 def known(values: Iterable[float]) -> list[float | None]:
-    """Numbers as JSON can hold them: null for those that are not defined."""
+    """Return numbers that JSON can represent: undefined ones are None (null in JSON)."""
     return [None if np.isnan(value) else float(value) for value in values]
 
 
 def _client_percentile(percent: float) -> Compute:
     def compute(evaluation: Evaluation) -> float:
-        told = evaluation.client_accuracies[~np.isnan(evaluation.client_accuracies)]
-        if not len(told):
+        accuracies = evaluation.client_accuracies[~np.isnan(evaluation.client_accuracies)]
+        if not len(accuracies):
             raise DataError("no client has a class of the test set, so client accuracies cannot be computed")
-        return float(np.percentile(told, percent))
+        return float(np.percentile(accuracies, percent))
 
     return compute
 
@@ -146,12 +146,8 @@ _TABLE: Sequence[Metric] = (
     Metric("balanced_accuracy", "balanced accuracy", lambda e: e.balanced_accuracy),
     Metric("loss", "loss", lambda e: e.loss, unit="", higher_is_better=False),
     Metric("recall", "recall", lambda e: e.recall, title="recall of each class"),
-    Metric(
-        "worst_class_recall", "worst class", lambda e: np.nanmin(e.recall), "recall of the worst class", compared=True
-    ),
-    Metric(
-        "worst_client_accuracy", "worst client", _client_percentile(0), "accuracy of the worst client", compared=True
-    ),
+    Metric("worst_class_recall", "worst-class recall", lambda e: np.nanmin(e.recall), compared=True),
+    Metric("worst_client_accuracy", "worst-client accuracy", _client_percentile(0), compared=True),
     Metric("client_accuracy_p10", "10 % of clients", _client_percentile(10), "10th percentile of clients' accuracies"),
     Metric("client_accuracy_median", "median client", _client_percentile(50), "median of clients' accuracies"),
     Metric("client_accuracy_max", "best client", _client_percentile(100), "accuracy of the best client"),

@@ -1,4 +1,4 @@
-"""The paper's networks as plain modules; any other `torch.nn.Module` works as `module:Name`."""
+"""The networks of the paper's experiments, as plain modules. Any other `torch.nn.Module` works as `module:Name`."""
 
 from fedsat.models.lenet import LeNet5
 from fedsat.models.mlp import MLP

@@ -31,6 +31,6 @@ class LeNet5(nn.Module):
         self.classifier = classifier(84, classes, projection)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits of a batch."""
+        """Return the logits of a batch."""
         logits: Tensor = self.classifier(self.hidden(self.features(x).flatten(1)))
         return logits

@@ -33,6 +33,6 @@ class MLP(nn.Module):
         self.classifier = classifier(sizes[-1], classes, projection)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits of a batch."""
+        """Return the logits of a batch."""
         logits: Tensor = self.classifier(self.hidden(x.flatten(1)))
         return logits

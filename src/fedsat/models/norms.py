@@ -1,7 +1,7 @@
-"""Normalisations with the ReLU, and the sum with a shortcut before it, that follow them in residual networks.
+"""Normalisation followed by an optional shortcut and ReLU, as in residual networks.
 
-They are what the plain layers one after another are. As one layer they are faster on a GPU, where the stacked engine
-goes over the activations once for all three; use them in networks of your own.
+These layers compute the same as the separate ones. They are faster on a GPU, because the stacked engine reads and
+writes the activations once for all three operations. You can use them in your own networks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ class BatchNormRelu(nn.BatchNorm2d):
     """relu(BatchNorm2d(x) + shortcut)."""
 
     def forward(self, input: Tensor, shortcut: Tensor | None = None) -> Tensor:
-        """Without a shortcut, relu(BatchNorm2d(x))."""
+        """Return relu(BatchNorm2d(x) + shortcut); the shortcut is optional."""
         return rectified(super().forward(input), shortcut)
 
 
@@ -22,10 +22,10 @@ class GroupNormRelu(nn.GroupNorm):
     """relu(GroupNorm(x) + shortcut)."""
 
     def forward(self, input: Tensor, shortcut: Tensor | None = None) -> Tensor:
-        """Without a shortcut, relu(GroupNorm(x))."""
+        """Return relu(GroupNorm(x) + shortcut); the shortcut is optional."""
         return rectified(super().forward(input), shortcut)
 
 
 def rectified(x: Tensor, shortcut: Tensor | None) -> Tensor:
-    """relu(x + shortcut)."""
+    """Return relu(x + shortcut); the shortcut is optional."""
     return functional.relu(x if shortcut is None else x + shortcut)

@@ -1,4 +1,4 @@
-"""Residual networks for small images: ResNet-8 and ResNet-18 (He et al. 2016; SPEC §7)."""
+"""Residual networks for small images: ResNet-8 and ResNet-18 (He et al. 2016)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Width = Annotated[int, Option("channels of the first stage; each later stage dou
 
 
 def normalisation(kind: str, channels: int, *, relu: bool = True) -> nn.Module:
-    """BatchNorm, or GroupNorm with 16 channels a group where they divide; with or without a ReLU behind it."""
+    """Return BatchNorm, or GroupNorm with 16 channels per group if they divide evenly; optionally followed by ReLU."""
     if kind == "batch":
         return BatchNormRelu(channels) if relu else nn.BatchNorm2d(channels)
     groups = channels // 16 if channels % 16 == 0 else 1
@@ -40,7 +40,7 @@ class ResidualBlock(nn.Module):
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        """relu(shortcut(x) + f(x))."""
+        """Return relu(shortcut(x) + f(x))."""
         result: Tensor = self.norm2(self.conv2(self.norm1(self.conv1(x))), self.shortcut(x))
         return result
 
@@ -66,13 +66,13 @@ class ResNet(nn.Module):
         self.classifier = classifier(inputs, classes, projection)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits of a batch."""
+        """Return the logits of a batch."""
         logits: Tensor = self.classifier(self.pool(self.stages(self.stem(x))).flatten(1))
         return logits
 
 
 def small_stem(channels: int, width: int, norm: str) -> nn.Module:
-    """One 3×3 convolution that keeps the image's size."""
+    """Return a 3×3 convolution that keeps the image's size."""
     return nn.Sequential(nn.Conv2d(channels, width, 3, padding=1, bias=False), normalisation(norm, width))
 
 
@@ -105,7 +105,8 @@ class ResNet18(ResNet):
         width: Width = 64,
         norm: Norm = "batch",
         stem: Annotated[
-            Literal["cifar", "imagenet"], Option("3×3 convolution, or 7×7 with pooling as the paper's text says")
+            Literal["cifar", "imagenet"],
+            Option("first layer: 3×3 convolution, or 7×7 with pooling as described in the paper"),
         ] = "cifar",
         projection: Projection = 0,
     ) -> None:

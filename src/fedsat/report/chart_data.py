@@ -1,6 +1,6 @@
 """The numbers behind the charts, for the page and for the figures.
 
-Long runs and large federations are thinned to keep the page small. `notes` says what was left out.
+Long runs and large federations are thinned to keep the page small. `notes` describes what was left out.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ LEGEND_ROWS = 20
 
 def write_figures(groups: Sequence[Group], folder: Path) -> list[Path]:
     """Write every chart to `folder`, those of all groups together and those of each group, and return the paths."""
-    from matplotlib import rc_context  # noqa: PLC0415 (slow to import, seldom needed)
+    from matplotlib import rc_context  # noqa: PLC0415 (slow to import, rarely needed)
 
     paths = []
     with speaking_of(folder), rc_context(FONTS):
@@ -90,7 +90,7 @@ def _add_legend(figure: Figure, handles: Sequence[Any]) -> None:
 
 def _single(draw: Callable[..., None], width: float = 5.0, height: float = 3.2) -> Figure:
     """A figure of one chart; sizes are in inches."""
-    from matplotlib.figure import Figure  # noqa: PLC0415 (slow to import, seldom needed)
+    from matplotlib.figure import Figure  # noqa: PLC0415 (slow to import, rarely needed)
 
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.subplots()
@@ -161,7 +161,7 @@ def draw_weights(axes: Axes, entry: Entry) -> None:
 
 
 def draw_priority(axes: Axes, entry: Entry) -> None:
-    """The priority class of each round: the one with the greatest need."""
+    """The priority class of each round: the class with the greatest need."""
     weights = entry["weights"]
     axes.plot(weights["rounds"], weights["priority"], "o", ms=4, color=entry["colour"])
     _name_rows(axes, entry["classes"])

@@ -32,7 +32,7 @@ class Group:
 
 
 def find_runs(paths: Iterable[Path]) -> list[StoredRun]:
-    """The runs in the given folders. A folder can be a run or contain runs, as that of a comparison does.
+    """Return the runs in the given folders. A folder can be a run or contain runs, like that of a comparison.
 
     Other files, such as a report page that `runs/*` includes, are skipped.
     """
@@ -44,7 +44,7 @@ def find_runs(paths: Iterable[Path]) -> list[StoredRun]:
         runs += [StoredRun.read(folder) for folder in folders]
     if not runs:
         places = ", ".join(map(str, given))
-        raise UsageError(f"no run in {places}: give the folder of a run, which contains {CONFIG}, or a folder of such")
+        raise UsageError(f"no run in {places}; give the folder of a run, which contains {CONFIG}, or a folder of runs")
     return runs
 
 

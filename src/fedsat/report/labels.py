@@ -14,9 +14,9 @@ from fedsat.experiment.parts import KINDS, switches
 from fedsat.experiment.store import ONLY_HOW, StoredRun, completed
 
 MAX_SETTINGS = 4
-"""The most settings that a label names. If a run differs from others in more, its label names its folder instead."""
+"""Maximum number of settings in a label. If a run differs from others in more, its label names its folder instead."""
 IGNORED = {"seed", "metrics", *ONLY_HOW}
-"""Settings that neither tell runs apart nor need stating: own metrics are columns of the table."""
+"""Settings that labels and the line above the table omit: the user's metrics are columns of the table."""
 STATED = ("dataset", "partition.name", "model.name", "clients", "per_round", "rounds")
 """Settings that are stated first, in words."""
 
@@ -65,7 +65,7 @@ class Settings:
         return str(self.tables[run].get(f"{part}.name")) if part else ""
 
     def written(self, key: str, run: int) -> str:
-        """A setting as `name=value`, with the shortest name that no other setting of the run answers to."""
+        """Return a setting as `name=value`, with the shortest name that is unique among the run's settings."""
         value = self.tables[run].get(key)
         if key == "dataset":
             paths = {str(table.get(key)) for table in self.tables}
@@ -157,7 +157,7 @@ def _parts(key: str, table: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _in_method_name(key: str, settings: Settings) -> bool:
-    """Whether the name of a method tells a setting, as that of `fedsat-pwa` tells its weighting."""
+    """Whether the name of a method implies a setting, as `fedsat-pwa` implies its weighting."""
     part, _, option = key.partition(".")
     if part != "algorithm":
         return False
@@ -167,7 +167,7 @@ def _in_method_name(key: str, settings: Settings) -> bool:
 
 
 def _short_name(key: str, table: Mapping[str, Any]) -> str:
-    """The last steps of a setting's name, as few as no other setting of the run shares: `epsilon2`."""
+    """Return the shortest end of a setting's name that is unique among the run's settings: `epsilon2`."""
     names = {name.removesuffix(".name") for name in table} | {key.removesuffix(".name")}
     steps = key.removesuffix(".name").split(".")
     endings = (".".join(steps[start:]) for start in range(len(steps) - 1, 0, -1))

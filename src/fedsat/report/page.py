@@ -16,7 +16,7 @@ from fedsat.report.groups import Group, common_settings
 from fedsat.report.terms import EFFECTIVE_CLIENTS
 
 MAX_NAMES = 4
-"""The most methods, and the most datasets, that the title names."""
+"""Maximum number of methods, and of datasets, in the title."""
 
 
 def write_page(groups: Sequence[Group], path: Path, target: float | None = None) -> Path:

@@ -1,4 +1,4 @@
-"""One colour for each method, in every chart of the page and in every figure, whatever it is compared with."""
+"""One colour for each method, the same in every chart and figure, regardless of the other methods."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def method_colour(algorithm: str) -> str:
 
 
 def _base(algorithm: str) -> str:
-    """The method of a preset; any other name, such as `mine:Clipped`, as it is."""
+    """Return the method of a preset; other names, such as `mine:Clipped`, are returned unchanged."""
     before = algorithm.partition(":")[0]
     return before if before in METHODS else algorithm
 

@@ -57,7 +57,7 @@ class Watcher:
         if record.evaluated:
             worst, metrics = class_names[record.worst_class], record.metrics
             accuracy, recall = percent(metrics["accuracy"]), percent(metrics["worst_class_recall"])
-            self._metrics = f"accuracy {accuracy}  worst class {recall} ({worst})"
+            self._metrics = f"accuracy {accuracy}  worst-class recall {recall} ({worst})"
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, completed=record.round, metrics=self._metrics)
         elif record.evaluated and record.round % self._every == self._rounds % self._every:

@@ -1,4 +1,4 @@
-"""A comparison as an object, for notebooks and scripts."""
+"""Comparisons as objects, for notebooks and scripts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Comparison:
 
     runs: Sequence[StoredRun]
     target: float | None = None
-    """An accuracy; the table shows the rounds until each method reaches and keeps it."""
+    """An accuracy; if given, the table shows the rounds until each method reaches and keeps it."""
     failures: Mapping[str, str] = field(default_factory=dict)
     """The runs that failed, with their errors."""
 
@@ -72,7 +72,7 @@ class Comparison:
         return pd.DataFrame([row for group in self.groups for run in group.runs for row in _rows(group, run)])
 
     def plot(self, metric: str = "accuracy") -> Figure:
-        """A chart of a metric over the rounds: lines are means over seeds, bands go from the lowest to the highest."""
+        """Plot a metric over the rounds: lines are means over seeds, bands range from the lowest to the highest."""
         from fedsat.report.figures import curve_figure  # noqa: PLC0415 (matplotlib is slow to import)
 
         curves = {each.name: curve_data(each) for each in compared_metrics(self.groups)}
@@ -81,7 +81,7 @@ class Comparison:
         return curve_figure(chart_data(self.groups)["groups"], curves[metric])
 
     def write_table(self, path: str | Path) -> Path:
-        """Write the table as CSV (numbers) or LaTeX (text), as the suffix of `path` says, and return the path."""
+        """Write the table as CSV (numbers) or LaTeX (text), depending on the suffix of `path`, and return the path."""
         return write_table(self.groups, Path(path), self.target)
 
     def write_figures(self, folder: str | Path) -> list[Path]:

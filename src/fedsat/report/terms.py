@@ -13,7 +13,7 @@ PARTITIONS = {
     "lsmc": "label skew with missing classes: every client holds only a few classes, in different proportions",
     "lqsmc": "label and quantity skew with missing classes: clients also hold different numbers of classes and samples",
 }
-TRAFFIC = "MB: megabytes (10⁶ bytes) sent in a run, down- and uploads: models, what the method adds to them"
+TRAFFIC = "MB: megabytes (10⁶ bytes) downloaded and uploaded in a run: models, what the method adds to them"
 WORKER = "worker: a client that evaluates the models of others on its own samples and reports counts"
 EFFECTIVE_CLIENTS = (
     "Effective clients: the number of equally weighted clients whose mean would vary as much. "

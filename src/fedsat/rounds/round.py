@@ -1,7 +1,7 @@
 """One round of federated learning.
 
 the server samples clients, some of which do not respond         sample_clients, which_respond
-they train the received model on their samples                   engine.train
+clients train the received model on their samples                engine.train
 attackers replace their updates                                  attack.send
 the server refuses updates that cannot be averaged               refuse_updates
 workers evaluate each client's model (if the weighting needs it) engine.evaluate_workers, attack.report, refuse_reports
@@ -136,20 +136,20 @@ def start(engine: Engine) -> FederationState:
     return FederationState(Server(model, engine.algorithm.initial_memory(model)))
 
 
-def run_round(engine: Engine, training: FederationState, calls: Sampling, faults: Faults = NO_FAULTS) -> RoundResult:
+def run_round(engine: Engine, training: FederationState, sampling: Sampling, faults: Faults = NO_FAULTS) -> RoundResult:
     """Run the next round and update `training`. After an error, `training` is unchanged."""
     algorithm, server, number = engine.algorithm, training.server, training.rounds + 1
     seconds: dict[str, float] = {}
-    sampled = sample_clients(calls.seed, number, engine.clients, calls.per_round)
-    answer = which_respond(calls.seed, number, sampled, faults.dropout)
-    if not answer.any():
+    sampled = sample_clients(sampling.seed, number, engine.clients, sampling.per_round)
+    responds = which_respond(sampling.seed, number, sampled, faults.dropout)
+    if not responds.any():
         training.rounds = number
         return skipped_round(number, sampled, count_down(algorithm, server, len(sampled)))
 
     with timed(seconds, "train", engine.device):
-        trained = engine.train(server, sampled[answer], training.states, number)
+        trained = engine.train(server, sampled[responds], training.states, number)
         responded = trained.updates.clients.numpy()
-        sent = faults.attack.send(server.model, trained.updates, faults.attackers, calls.seed, number)
+        sent = faults.attack.send(server.model, trained.updates, faults.attackers, sampling.seed, number)
         trained, refused = refuse_updates(replace(trained, updates=sent), server.model, faults.max_norm, number)
         updates, clients = trained.updates, trained.updates.clients.numpy()
 
@@ -157,9 +157,9 @@ def run_round(engine: Engine, training: FederationState, calls: Sampling, faults
     refused_workers: Refused = {}
     if algorithm.weighting.needs_counts:
         with timed(seconds, "evaluate_workers", engine.device):
-            workers = sample_workers(calls.seed, number, engine.clients, sampled, calls.workers)
+            workers = sample_workers(sampling.seed, number, engine.clients, sampled, sampling.workers)
             counts = evaluate_by_workers(
-                engine, updates, workers[np.isin(sampled, clients)], calls.seed, number, faults
+                engine, updates, workers[np.isin(sampled, clients)], sampling.seed, number, faults
             )
             counts, refused_workers = refuse_reports(counts)
 

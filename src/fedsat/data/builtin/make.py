@@ -1,4 +1,4 @@
-"""How mnist-mini was made: `python -m fedsat.data.builtin.make DIR`, with MNIST's official files in DIR."""
+"""The script that made mnist-mini: `python -m fedsat.data.builtin.make DIR`, with MNIST's official files in DIR."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedsat.seeding import Indices, generator
 
 
 def subset(mnist: Arrays) -> Arrays:
-    """6,000 training and 1,000 test images, each class with its share of MNIST, in MNIST's order."""
+    """Return 6,000 training and 1,000 test images, each class with its share of MNIST, in MNIST's order."""
     train = stratified(mnist.train_labels, 6000, generator(0, "mnist-mini", 0))
     test = stratified(mnist.test_labels, 1000, generator(0, "mnist-mini", 1))
     return Arrays(
@@ -24,7 +24,7 @@ def subset(mnist: Arrays) -> Arrays:
 
 
 def stratified(labels: NDArray[np.uint8], size: int, rng: np.random.Generator) -> Indices:
-    """`size` indices, sorted; class counts are proportional, rounded by largest remainder."""
+    """Return `size` sorted indices; class counts are proportional, rounded by largest remainder."""
     counts = np.bincount(labels)
     shares = counts * (size / len(labels))
     quota = np.floor(shares).astype(np.int64)
