@@ -149,6 +149,4 @@ def test_a_worker_that_deviates_from_all_others_is_ignored() -> None:
     left = believable(given)
     assert left.labels[..., 0].tolist() == [[5, 10, 10, 0, 10, 10], [5, 10, 0, 10, 10, 10]]
     assert left.workers is nodes
-    assert (
-        believable(reports(labels, correct, labels)).labels.tolist() == labels
-    )  # workers are unknown
+    assert believable(reports(labels, correct, labels)).labels.tolist() == labels  # workers are unknown

@@ -178,10 +178,8 @@ def run_round(engine: Engine, training: FederationState, sampling: Sampling, fau
 
 def skipped_round(number: int, sampled: Indices, down: int) -> RoundResult:
     """Return the result of a round in which no client responded."""
-    nobody = torch.zeros(0)
-    return RoundResult(
-        number, sampled[:0], nobody, ClientWeights(nobody), Traffic(down, 0, 0), {}, tuple(sampled.tolist())
-    )
+    none = torch.zeros(0)
+    return RoundResult(number, sampled[:0], none, ClientWeights(none), Traffic(down, 0, 0), {}, tuple(sampled.tolist()))
 
 
 def evaluate_by_workers(
