@@ -18,7 +18,7 @@ from tests.support.calling import SMALL, fedsat
 from tests.support.runs import results
 
 
-def test_compare_over_seeds_goes_on_where_it_was(capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_over_seeds_continues_where_it_was(capsys: pytest.CaptureFixture[str]) -> None:
     call = ["compare", *SMALL, "--methods", "fedavg,fedsat", "--target", "10", "--out", "both"]
     code, out, _ = fedsat(capsys, *call)
     assert code == 0

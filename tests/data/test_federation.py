@@ -30,7 +30,7 @@ def small() -> Federation:
     return Federation.build(dataset(np.array([0, 0, 1, 1, 0, 2]), 3), Given(), 2, 0)
 
 
-def test_who_holds_what(small: Federation) -> None:
+def test_the_samples_of_each_client(small: Federation) -> None:
     assert small.clients == 2
     assert small.sizes.tolist() == [2, 4]
     assert small.indices(0).tolist() == [1, 4]

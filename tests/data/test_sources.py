@@ -104,7 +104,7 @@ class TestAddress:
         assert done == {name[1:]: (len(content), len(content)) for name, content in web.files.items()}
         assert parts() == []
 
-    def test_a_broken_transfer_goes_on_where_it_broke(self, monkeypatch, tiny_mnist, tiny_files, web) -> None:
+    def test_a_broken_transfer_continues_where_it_broke(self, monkeypatch, tiny_mnist, tiny_files, web) -> None:
         web.serve(tiny_files)
         path = f"/{IDX_FILES[0]}.gz"
         web.breaks = {path: [1000, 500]}
@@ -112,7 +112,7 @@ class TestAddress:
         data.get("mnist")
         assert web.requests[:3] == [(path, None), (path, "bytes=1000-"), (path, "bytes=1500-")]
 
-    def test_the_next_get_goes_on_where_the_last_broke(self, monkeypatch, tiny_mnist, tiny_files, web) -> None:
+    def test_the_next_get_continues_where_the_last_broke(self, monkeypatch, tiny_mnist, tiny_files, web) -> None:
         web.serve(tiny_files)
         path = f"/{IDX_FILES[0]}.gz"
         web.breaks = {path: [1000, 0, 0]}

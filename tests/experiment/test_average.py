@@ -46,7 +46,7 @@ def test_the_mean_is_evaluated_recorded_and_saved(tmp_path: Path) -> None:
     assert run.summary["models"]["averaged"]["accuracy"] == evaluation.accuracy
 
 
-def test_the_mean_goes_on_after_a_resume(tmp_path: Path) -> None:
+def test_the_mean_continues_after_a_resume(tmp_path: Path) -> None:
     settings = {**TINY, "average": 0.8}
     fedsat.run(**settings, out=tmp_path / "whole")
     killed_after(5, tmp_path / "killed", average=0.8)

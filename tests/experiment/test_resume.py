@@ -57,7 +57,7 @@ def test_a_killed_run_ends_as_an_undisturbed_one(tmp_path: Path, method: str, en
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_dropout_and_batch_statistics_go_on(tmp_path: Path, engine: str) -> None:
+def test_dropout_and_batch_statistics_continue(tmp_path: Path, engine: str) -> None:
     settings = {"model": Dropping, "engine": engine, "algorithm": "scaffold"}
     tiny = {key: value for key, value in TINY.items() if key != "hidden"}
     fedsat.run(**tiny, **settings, out=tmp_path / "whole")
@@ -71,7 +71,7 @@ def test_dropout_and_batch_statistics_go_on(tmp_path: Path, engine: str) -> None
 
 
 @pytest.mark.parametrize("attack", ["noise", "lying-worker"])
-def test_misfortunes_go_on(tmp_path: Path, attack: str) -> None:
+def test_faults_and_attacks_continue(tmp_path: Path, attack: str) -> None:
     settings = {"dropout": 0.3, "attack": attack, "attackers": 0.3, "algorithm": "fedsat:robust"}
     settings |= {"stragglers": 0.5, "epochs": 2}
     tiny = {key: value for key, value in TINY.items() if key not in settings}
@@ -133,14 +133,14 @@ def test_sigterm_is_an_interruption(tmp_path: Path) -> None:
     assert results(tmp_path / "run") == results(tmp_path / "whole")
 
 
-def test_runs_go_on_in_other_threads(tmp_path: Path) -> None:
+def test_runs_continue_in_other_threads(tmp_path: Path) -> None:
     thread = threading.Thread(target=lambda: fedsat.run(**TINY, out=tmp_path / "run"))
     thread.start()
     thread.join()
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "completed"
 
 
-def test_a_completed_run_goes_on_to_more_rounds(tmp_path: Path) -> None:
+def test_a_completed_run_continues_to_more_rounds(tmp_path: Path) -> None:
     fedsat.run(**{**TINY, "rounds": 4}, out=tmp_path / "run")
     assert checkpointed_rounds(tmp_path / "run") == [4]
     with pytest.raises(fedsat.UsageError, match="complete with 4 rounds; use --rounds N to train for longer"):

@@ -64,8 +64,8 @@ def test_a_method_has_one_colour_whatever_it_is_compared_with() -> None:
     assert method_colour("fedsat:paper") == method_colour("fedsat") == METHODS["fedsat"]
     assert method_colour("mine:Net") == method_colour("mine:Net") != method_colour("mine:Other")
     alone = styles([("fedavg", "fedavg")])[0]
-    beside = styles([("fedsat", "fedsat-pwa"), ("fedavg", "fedavg"), ("fedsat", "fedsat")])
-    assert (alone, beside[2].colour, beside[2].dash) == (beside[1], METHODS["fedsat"], ())
+    others = styles([("fedsat", "fedsat-pwa"), ("fedavg", "fedavg"), ("fedsat", "fedsat")])
+    assert (alone, others[2].colour, others[2].dash) == (others[1], METHODS["fedsat"], ())
     assert len({*styles([("fedsat", f"fedsat {n}") for n in range(16)])}) == 16
 
 

@@ -35,7 +35,7 @@ def run_rounds(engine: Engine, faults: Faults, rounds: int = 2) -> tuple[Federat
 
 
 @pytest.mark.parametrize("method", list(algorithms))
-def test_every_method_goes_on_without_some_clients_and_workers(method: str) -> None:
+def test_every_method_continues_without_some_clients_and_workers(method: str) -> None:
     training, rounds = run_rounds(
         make_engine(algorithms.build(method), stragglers=0.5, **SKEWED), Faults(dropout=0.4), 3
     )

@@ -70,7 +70,7 @@ def _file_names(entries: Sequence[Entry]) -> list[str]:
 
 
 def curve_figure(entries: Sequence[Entry], curve: Mapping[str, str]) -> Figure:
-    """A figure of one metric over the rounds, with a legend beside the plot."""
+    """A figure of one metric over the rounds, with a legend next to the plot."""
     figure = _single(lambda axes: draw_curves(axes, entries, curve))
     handles = [line for line in figure.axes[0].lines if not str(line.get_label()).startswith("_")]
     if handles:

@@ -180,9 +180,9 @@ def run_round(engine: Engine, training: FederationState, sampling: Sampling, fau
 
 def skipped_round(number: int, sampled: Indices, down: int) -> RoundResult:
     """Return the result of a round in which no client responded."""
-    nobody = torch.zeros(0)
+    none = torch.zeros(0)
     return RoundResult(
-        number, sampled[:0], nobody, ClientWeights(nobody), Traffic(down, 0, 0), {}, missing=tuple(sampled.tolist())
+        number, sampled[:0], none, ClientWeights(none), Traffic(down, 0, 0), {}, missing=tuple(sampled.tolist())
     )
 
 
