@@ -23,7 +23,7 @@ from fedsat.experiment.environment import environment, pick_device
 from fedsat.experiment.folder import AVERAGED_MODEL, BEST_MODEL, RunFolder
 from fedsat.experiment.interrupt import STOPPED, sigterm_raises
 from fedsat.experiment.stopping import EarlyStopping, TimeBudget, best_record, watched
-from fedsat.experiment.summary import round_record, summarise
+from fedsat.experiment.summary import mean_over, round_record, summarise
 from fedsat.metrics import COMPARED, Metric, RoundRecord, find_metrics, known, measure
 from fedsat.models import build_model
 from fedsat.rounds import Engine, Faults, FederationState, Sampling, attacks, run_round, start, timed
@@ -119,7 +119,7 @@ class Run:
         summary, ten = self.summary, self.summary.get("last_ten", {})
         shown = [each for each in (*COMPARED, *self.setup.metrics) if each.name in summary]
         head = "".join(f"<th>{escape(each.heading)}</th>" for each in shown)
-        rows = {"last round": summary, "mean of the last ten": ten} if shown else {}
+        rows = {"last round": summary, f"mean of {mean_over(self.training.rounds)}": ten} if shown else {}
         body = "".join(
             f"<tr><th>{name}</th>{''.join(f'<td>{each.written(values[each.name])}</td>' for each in shown)}</tr>"
             for name, values in rows.items()

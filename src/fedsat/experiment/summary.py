@@ -67,6 +67,11 @@ Evaluated = Sequence[tuple[int, Mapping[str, Any]]]
 """Evaluated rounds with their metrics."""
 
 
+def mean_over(rounds: int) -> str:
+    """Return the rounds whose mean is quoted, in words; runs of fewer than ten rounds have the mean of all."""
+    return "the last ten rounds" if rounds >= LAST else "all rounds"
+
+
 def last_ten(evaluated: Evaluated, rounds: int) -> list[Mapping[str, Any]]:
     """Return the metrics of the evaluated rounds among the last ten, or of the last evaluated round."""
     return [metrics for number, metrics in evaluated if number > rounds - LAST] or [evaluated[-1][1]]

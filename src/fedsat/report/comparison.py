@@ -10,6 +10,7 @@ import numpy as np
 
 from fedsat.experiment.config import DATA
 from fedsat.experiment.store import completed
+from fedsat.experiment.summary import mean_over
 from fedsat.metrics import COMPARED, Metric, rounds_to_target
 from fedsat.report.groups import Group
 from fedsat.report.terms import explain_terms
@@ -202,10 +203,16 @@ def _federation(group: Group) -> str:
     return str([table.get(key) for key in (*DATA, "partition", "clients")])
 
 
+def _rounds_of_means(found: Sequence[MethodResult]) -> str:
+    """The rounds whose means are shown; runs that ended early may have fewer than ten."""
+    kinds = {mean_over(run.summary["rounds"]) for result in found for run in result.group.runs}
+    return " or ".join(sorted(kinds, reverse=True))
+
+
 def _legend(found: Sequence[MethodResult], metrics: Sequence[Metric], comparable: bool) -> str:
     """What the numbers and marks of a comparison mean, and which results are incomplete."""
     names = ", ".join(each.label for each in metrics)
-    text = f"{names[0].upper()}{names[1:]}: means of the last ten rounds; last, best: accuracy of that round."
+    text = f"{names[0].upper()}{names[1:]}: means over {_rounds_of_means(found)}; last, best: accuracy of that round."
     most = max(len(result.group.runs) for result in found)
     if not comparable:
         text += " Data or clients differ, so no best value is marked."

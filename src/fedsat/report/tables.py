@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedsat.experiment.store import StoredRun
+from fedsat.experiment.summary import mean_over
 from fedsat.metrics import COMPARED, Metric
 from fedsat.report.comparison import ComparisonTable, comparison
 from fedsat.report.groups import Group, common_settings
@@ -26,7 +27,9 @@ def run_table(run: StoredRun) -> Table:
         last = {each.name: _cell(each, numbers) for each in shown}
         last["worst_class_recall"] += f" ({names[numbers['worst_class']]})"
         table.add_row(f"last round{model}", *map(Text, last.values()))
-        table.add_row(f"mean of the last ten{model}", *(_cell(each, numbers["last_ten"]) for each in shown))
+        table.add_row(
+            f"mean of {mean_over(summary['rounds'])}{model}", *(_cell(each, numbers["last_ten"]) for each in shown)
+        )
         best = numbers["best"]
         table.add_row(f"best round ({best['round']}){model}", percent(best["accuracy"]), *[""] * (len(shown) - 1))
     table.caption = f"{summary['seconds']:.1f} s, {traffic(summary)}{faults(summary)}"
