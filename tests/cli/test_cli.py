@@ -39,7 +39,7 @@ def test_run_shows_rounds_and_a_table_and_leaves_files(capsys: pytest.CaptureFix
     code, out, err = fedsat(capsys, "run", *SMALL)
     assert (code, err) == (0, "")
     assert "round 3/3" in out
-    assert "mean of the last ten" in out
+    assert "mean of all rounds" in out
     assert "\x1b" not in out  # not a terminal: no colours, no cursor updates
     folder = Path("runs/mnist-mini-lsmc-fedsat-seed0")
     assert f"files: {folder}" in out
@@ -288,7 +288,7 @@ def test_resume(capsys: pytest.CaptureFixture[str]) -> None:
     assert (code, err) == (0, "")
     assert "note: run resumes after round 4 of 6\n" in out
     assert "round 6/6" in out
-    assert "mean of the last ten" in out
+    assert "mean of all rounds" in out
     code, out, _ = fedsat(capsys, "resume", "run", "--rounds", "7")
     assert code == 0
     assert tomllib.loads(Path("run/config.toml").read_text())["rounds"] == 7
