@@ -19,9 +19,10 @@ from rich.text import Text
 from fedsat.cli.options import AtOnce, read_settings
 from fedsat.errors import UsageError, unknown
 from fedsat.experiment.batch import carry_out
-from fedsat.experiment.config import Config, full_name
+from fedsat.experiment.config import Config
 from fedsat.experiment.folder import speaking_of, write_whole
 from fedsat.experiment.jobs import Job
+from fedsat.experiment.settings import full_name
 from fedsat.experiment.store import ONLY_HOW, Shelf, StoredRun, identity
 from fedsat.report.progress import ConsoleDisplay, say
 from reproduction import SCALES, STUDIES, Study, find

@@ -27,10 +27,11 @@ import torch
 from filelock import FileLock
 
 import fedsat
-from fedsat.experiment.config import Config, override
+from fedsat.experiment.config import Config
 from fedsat.experiment.environment import environment
 from fedsat.experiment.folder import write_whole
 from fedsat.experiment.parts import method_parts
+from fedsat.experiment.settings import override
 from fedsat.metrics import RoundRecord
 from fedsat.rounds.attacks import FalseUpdate
 from fedsat.tree import Tree, tree_map

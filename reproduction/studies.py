@@ -17,8 +17,9 @@ from typing import Any
 
 from fedsat.algorithms import algorithms
 from fedsat.errors import UsageError, unknown
-from fedsat.experiment.config import Config, override
+from fedsat.experiment.config import Config
 from fedsat.experiment.parts import method_parts
+from fedsat.experiment.settings import override
 from reproduction.variants import CHOICE, DEFAULTS, TUNING, read_variant
 
 METHODS = ("elastic", "fedavg", "fedavgm", "feddyn", "fedlada", "fedlc", "fedprox", "moon", "scaffold", "fedsat")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import tomli_w
 
-from fedsat.experiment.config import parse_value
+from fedsat.experiment.settings import parse_value
 
 if TYPE_CHECKING:
     from reproduction.results import Result

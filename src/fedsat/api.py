@@ -15,10 +15,10 @@ from fedsat.data import Dataset
 from fedsat.errors import UsageError
 from fedsat.experiment import Callbacks, Config, Run, prepare, restore
 from fedsat.experiment.batch import Display, Silent, carry_out, train_shown
-from fedsat.experiment.config import override
 from fedsat.experiment.defaults import brought_by_dataset
 from fedsat.experiment.jobs import contenders, plan
 from fedsat.experiment.samplers import SamplerName
+from fedsat.experiment.settings import override
 from fedsat.experiment.store import Shelf, StoredRun
 from fedsat.experiment.tuning import HOLDOUT, Search
 from fedsat.metrics import metric_path

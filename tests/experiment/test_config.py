@@ -13,8 +13,9 @@ from torch import nn
 import fedsat
 from fedsat.algorithms import Algorithm, CrossEntropy, FedSat, PredictionSensitiveLoss
 from fedsat.errors import UsageError
-from fedsat.experiment.config import Config, override, parse_value, read
+from fedsat.experiment.config import Config, read
 from fedsat.experiment.parts import method_parts
+from fedsat.experiment.settings import override, parse_value
 from tests.support.runs import TINY
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedsat.experiment import Config
-from fedsat.experiment.config import override
+from fedsat.experiment.settings import override
 from fedsat.experiment.store import StoredRun
 
 

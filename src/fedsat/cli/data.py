@@ -16,8 +16,9 @@ from fedsat import data
 from fedsat.cli.columns import clients_table, columns_table, write_schema
 from fedsat.cli.options import PARTITION_OPTIONS, read_names, read_settings
 from fedsat.entry_points import offers, package_of
-from fedsat.experiment.config import Config, override
+from fedsat.experiment.config import Config
 from fedsat.experiment.defaults import brought_by_dataset
+from fedsat.experiment.settings import override
 from fedsat.options import options_of
 
 MEANING = {name: field.option.help for name, field in options_of(Config).items()}

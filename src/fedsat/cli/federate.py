@@ -18,9 +18,10 @@ from fedsat.cli.options import Out, configured
 from fedsat.cli.sections import NODES
 from fedsat.data.catalog import has_name
 from fedsat.errors import FedsatError, UsageError
-from fedsat.experiment.config import Config, override
+from fedsat.experiment.config import Config
 from fedsat.experiment.folder import CONFIG, RECORDS, SCHEMA, SUMMARY, free_folder, read_records, read_summary
 from fedsat.experiment.jobs import folder_name
+from fedsat.experiment.settings import override
 from fedsat.experiment.store import StoredRun
 from fedsat.flower import require_flower
 from fedsat.flower.processes import LocalFederation

@@ -14,9 +14,10 @@ import typer
 from fedsat.algorithms import SGD
 from fedsat.cli.sections import COMPARISON, MACHINE, ORDER, OTHER, OUTPUT, SECTIONS, flag, section_of
 from fedsat.errors import UsageError
-from fedsat.experiment.config import Config, override, parse_value, parse_values, read
+from fedsat.experiment.config import Config, read
 from fedsat.experiment.defaults import brought_by_dataset
 from fedsat.experiment.parts import part_names
+from fedsat.experiment.settings import override, parse_value, parse_values
 from fedsat.options import OptionField, options_of
 from fedsat.rounds import LrSchedule
 

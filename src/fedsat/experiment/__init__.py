@@ -3,7 +3,8 @@
 from fedsat.experiment.callbacks import Callback, Callbacks, find_callbacks
 from fedsat.experiment.config import Config
 from fedsat.experiment.resume import restore
-from fedsat.experiment.run import Run, Setup, prepare, train
+from fedsat.experiment.run import Run, prepare, train
+from fedsat.experiment.setup import Setup
 
 __all__ = [
     "Callback",

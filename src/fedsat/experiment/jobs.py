@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 
 from fedsat.algorithms import algorithms
 from fedsat.errors import UsageError, unknown
-from fedsat.experiment.config import Config, full_name, names_a_part, override, setting_names
+from fedsat.experiment.config import Config
 from fedsat.experiment.parts import method_parts
+from fedsat.experiment.settings import full_name, names_a_part, override, setting_names
 from fedsat.experiment.store import file_name
 
 TAKEN_FROM = {"seed": "--seed and --seeds", "algorithm": "--methods"}

@@ -27,7 +27,8 @@ from fedsat.experiment.folder import (
     speaking_of,
     write_whole,
 )  # fmt: skip
-from fedsat.experiment.run import Run, Setup
+from fedsat.experiment.run import Run
+from fedsat.experiment.setup import Setup
 from fedsat.rounds import lr_schedules, start
 from fedsat.tree import Tree
 

@@ -12,9 +12,10 @@ from typing import get_args
 
 from fedsat.errors import UsageError, unknown
 from fedsat.experiment.batch import Display, Outcome, carry_out
-from fedsat.experiment.config import DATA, Config, full_name
+from fedsat.experiment.config import DATA, Config
 from fedsat.experiment.jobs import Choice, Contender, Job
 from fedsat.experiment.samplers import GridSampler, OptunaSampler, Sampler, SamplerName
+from fedsat.experiment.settings import full_name
 from fedsat.experiment.store import Shelf
 from fedsat.metrics import METRICS, Metric, find_metrics
 

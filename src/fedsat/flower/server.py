@@ -24,10 +24,12 @@ from fedsat.engine.examples import Examples
 from fedsat.engine.network import ModuleNetwork, initial_weights
 from fedsat.errors import FedsatError, UsageError
 from fedsat.experiment.checkpoint import RunState
-from fedsat.experiment.config import Config, override, parse_value, read
+from fedsat.experiment.config import Config, read
 from fedsat.experiment.environment import pick_device
 from fedsat.experiment.folder import RunFolder, free_folder
-from fedsat.experiment.run import Run, Setup, train
+from fedsat.experiment.run import Run, train
+from fedsat.experiment.settings import override, parse_value
+from fedsat.experiment.setup import Setup
 from fedsat.flower.exchange import Exchange
 from fedsat.flower.members import Members
 from fedsat.flower.messages import Hello, NodeInfo, RunSpec

@@ -1,0 +1,81 @@
+"""What a run is made of: the federation, the network and the engine, built from its configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fedsat import data
+from fedsat.engine import make_engine
+from fedsat.errors import UsageError
+from fedsat.experiment.callbacks import Callback
+from fedsat.experiment.config import Config
+from fedsat.experiment.environment import pick_device
+from fedsat.experiment.stopping import EarlyStopping, TimeBudget, watched
+from fedsat.metrics import Metric, find_metrics
+from fedsat.models import build_model
+from fedsat.rounds import Engine, Faults
+from fedsat.rounds.sampling import draw_attackers
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Everything that a run needs, built from its configuration."""
+
+    config: Config
+    federation: data.Federation | None
+    """All clients' data, before any attack changes them; None on real nodes, which keep their data."""
+    engine: Engine
+    device: torch.device
+    notes: list[str]
+    faults: Faults
+    metrics: tuple[Metric, ...] = ()
+    """The user's own metrics."""
+    schema: data.Schema | None = None
+    """The columns of a table and how rows become inputs; None for other data."""
+
+    def __post_init__(self) -> None:
+        watched(self.config.early_stop, self.metrics)
+
+    @property
+    def watched(self) -> Metric:
+        """The metric by which a model is best."""
+        return watched(self.config.early_stop, self.metrics)
+
+    @property
+    def stop_rules(self) -> list[Callback]:
+        """The built-in callbacks that the configuration asks for."""
+        config, rules = self.config, list[Callback]()
+        if config.early_stop:
+            rules.append(EarlyStopping(self.watched, config.patience, config.min_gain))
+        if config.minutes:
+            rules.append(TimeBudget(config.minutes))
+        return rules
+
+    @property
+    def fingerprint(self) -> str:
+        """A checksum of the data and of their assignment to clients; empty on real nodes."""
+        return "" if self.federation is None else self.federation.fingerprint
+
+    @staticmethod
+    def of(config: Config) -> Setup:
+        """Load the data, split it, build the model and the engine."""
+        device, metrics = pick_device(config.device), find_metrics(config.metrics)
+        if device.type == "cuda" and device.index is not None:
+            torch.cuda.set_device(device)  # graphs and Triton kernels go to the current device, wherever tensors are
+        dataset = config.load_dataset()
+        if config.augment != "none" and len(dataset.input_shape) != 3:
+            raise UsageError(f"augment is {config.augment!r}, which needs images; {dataset.name} has none")
+        whole = data.Federation.build(dataset, config.partition, config.clients, config.seed)
+        federation = whole.with_validation(config.validation, config.seed)
+        module = build_model(config.model, dataset.input_shape, dataset.classes, config.seed)
+        attackers = draw_attackers(config.seed, config.clients, config.attackers)
+        attacked = config.attack.poison(federation, attackers)
+        engine, note = make_engine(
+            config.engine, module, attacked, config.algorithm, config.local_training, device, config.precision
+        )
+        engine.class_mixes = federation.class_mixes
+        notes = [text for text in (dataset.note, note) if text]
+        faults = Faults(config.dropout, config.max_norm, config.attack, attackers)
+        return Setup(config, federation, engine, device, notes, faults, metrics, dataset.schema)
