@@ -57,7 +57,7 @@ def test_a_run_keeps_its_schema_and_resumes(tmp_path: Path) -> None:
     assert Schema.from_json((tmp_path / "run" / SCHEMA).read_text()) == schema
     assert fedsat.resume(tmp_path / "run", rounds=3).records[-1].metrics == whole.records[-1].metrics
     write_patients(path, rows=87)
-    with pytest.raises(fedsat.UsageError, match="the data, or who holds them, have changed"):
+    with pytest.raises(fedsat.UsageError, match="the data, or their partition, have changed"):
         fedsat.resume(tmp_path / "run", rounds=4)
 
 
