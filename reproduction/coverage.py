@@ -12,13 +12,13 @@ TABLES = ("table-ls", "table-lsmc", "table-lqsmc")
 
 
 def missing(study: Study, results: Sequence[Result]) -> list[Cell]:
-    """The paper's cells for which there is no result."""
+    """Return the cells of the study without results."""
     found = {result.key[:2] for result in results}
     return [cell for cell in cells(study) if (cell.contender, cell.where) not in found]
 
 
 def coverage(study: Study, results: Sequence[Result]) -> str:
-    """How many of a study's cells have results, in words."""
+    """Describe how many of a study's cells have results."""
     as_printed = [result for result in results if not result.line["extra"]]
     total, without = len(cells(study)), len(missing(study, results))
     changed = len(missing(study, as_printed)) - without
@@ -27,7 +27,7 @@ def coverage(study: Study, results: Sequence[Result]) -> str:
 
 
 def coverage_of_tables(kept: Kept) -> str:
-    """How many cells of the three tables have results, in words."""
+    """Describe how many cells of the three tables have results."""
     total = sum(len(cells(STUDIES[name])) for name in TABLES)
     without = sum(len(cells) for cells in missing_in_tables(kept).values())
     printed = {key: [r for r in results if not r.line["extra"]] for key, results in kept.items() if key[1] == "full"}
@@ -39,7 +39,7 @@ def coverage_of_tables(kept: Kept) -> str:
 
 
 def missing_in_tables(kept: Kept) -> dict[str, list[Cell]]:
-    """The cells of each table that have no result at any scale."""
+    """Return the cells of each table that have no result at any scale."""
     return {
         name: missing(STUDIES[name], [r for scale in ("full", "short") for r in kept.get((name, scale), ())])
         for name in TABLES
@@ -47,7 +47,7 @@ def missing_in_tables(kept: Kept) -> dict[str, list[Cell]]:
 
 
 def unrun_table(found: Sequence[Cell]) -> list[str]:
-    """A table of the paper's numbers of cells without results: one line for each setting."""
+    """Return a table of the paper's numbers for cells without results: one line for each setting."""
     printed: dict[str, Mapping[str, float]] = {}
     for cell in found:
         printed[cell.where] = {**printed.get(cell.where, {}), cell.contender: cell.printed["accuracy"]}

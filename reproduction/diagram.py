@@ -45,12 +45,12 @@ def write_diagrams(columns: Sequence[Sequence[Ranking]], path: Path) -> None:
 
 
 def _depth(ranking: Ranking) -> float:
-    """The height of what is below the axis."""
+    """Return the height of what is below the axis."""
     return _first_name(ranking) + NAME * ((len(ranking.ranks) + 1) // 2)
 
 
 def _first_name(ranking: Ranking) -> float:
-    """How far below the axis the first name is; the bars come before it."""
+    """Return how far below the axis the first name is; the bars come before it."""
     return 0.75 + SPAN * len(alike(ranking))
 
 
@@ -88,7 +88,7 @@ def _draw_names(axes: Axes, ranking: Ranking) -> None:
 
 
 def alike(ranking: Ranking) -> list[tuple[float, float]]:
-    """The longest spans of mean ranks within the critical difference that hold at least two methods."""
+    """Return the longest spans of mean ranks within the critical difference that have at least two methods."""
     values = sorted(ranking.ranks.values())
     spans = [(low, max(value for value in values if value - low <= ranking.distance)) for low in values]
     return [

@@ -1,4 +1,4 @@
-"""Who leads, by how much, and whether that is more than chance: FedSat against the other methods."""
+"""FedSat against the other methods: who leads, by how much, and whether chance could explain it."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from reproduction.statistics import NEMENYI, bootstrap_interval, critical_differ
 from reproduction.studies import METHODS
 
 NAMES = dict(zip(MEASURES, ("accuracy", "worst class", "worst client"), strict=True))
-"""The measures in few words."""
+"""Short names of the measures."""
 CHAMPION = "fedsat"
 OTHERS = [method for method in METHODS if method != CHAMPION]
 FEWEST = 5
-"""Ranks among fewer methods than this say little, so settings are not added at that price."""
+"""Ranks among fewer methods than this say little, so methods are not left out to add settings."""
 
 
 def contests(settings: Sequence[Setting]) -> list[Setting]:
-    """The settings under the current protocol with FedSat and at least two others over common seeds."""
+    """Return the settings under the current protocol with FedSat and at least two others over common seeds."""
     return [s for s in settings if s.current and CHAMPION in s.runs and len(s.runs) > 2 and s.seeds(s.runs)]
 
 
 def lead_table(found: Sequence[Setting]) -> list[str]:
-    """FedSat, the best of the others, and the margin between them, by each measure; losses in bold."""
+    """Return FedSat, the best of the others, and the margin between them, by each measure; losses in bold."""
     names = [f"{name} | best other | margin" for name in NAMES.values()]
     lines = [f"| | {' | '.join(names)} | methods | rounds | seeds |"]
     lines += ["|---|" + "---:|---|---:|" * len(NAMES) + "---:|" * 3]
@@ -43,7 +43,7 @@ def _lead(setting: Setting, column: str) -> list[str]:
 
 
 def lead(setting: Setting, column: str) -> tuple[float, str, float]:
-    """FedSat's mean, the best of the others, and FedSat's lead over it."""
+    """Return FedSat's mean, the best of the others, and FedSat's lead over it."""
     means = setting.means(column, list(setting.runs))
     own = means.pop(CHAMPION)
     best = max(means, key=means.__getitem__)
@@ -51,7 +51,7 @@ def lead(setting: Setting, column: str) -> tuple[float, str, float]:
 
 
 def lead_lines(found: Sequence[Setting]) -> list[str]:
-    """By each measure, in how many settings FedSat leads, and where it does not."""
+    """Describe, by each measure, in how many settings FedSat leads, and where it does not."""
     lines = []
     for name, column in MEASURES.items():
         leads = {setting.brief: lead(setting, column) for setting in found}
@@ -80,7 +80,7 @@ class Ranking:
 
 
 def fields(found: Sequence[Setting]) -> list[tuple[list[str], list[Setting]]]:
-    """The sets of methods to rank, with the settings in which all of them were run: most methods, and most settings."""
+    """Return the methods to rank and the settings in which all were run: the most methods, and the most settings."""
     sets = {frozenset(setting.runs) for setting in found if FEWEST <= len(setting.runs) <= max(NEMENYI)}
     places = {methods: [setting for setting in found if methods <= set(setting.runs)] for methods in sets}
     places = {methods: where for methods, where in places.items() if len(where) > 1}
@@ -104,7 +104,7 @@ def rank_methods(methods: Sequence[str], where: Sequence[Setting]) -> list[Ranki
 
 
 def rank_table(rankings: Sequence[Ranking]) -> list[str]:
-    """The mean ranks, and what the tests say about them."""
+    """Return the table of the mean ranks, with the p-values and critical differences."""
     lines = [f"| | {' | '.join([*METHODS, 'p', 'critical difference'])} |", "|---|" + "---:|" * (len(METHODS) + 2)]
     for ranking in rankings:
         words = [f"{ranking.ranks[method]:.2f}" if method in ranking.ranks else "–" for method in METHODS]
@@ -114,7 +114,7 @@ def rank_table(rankings: Sequence[Ranking]) -> list[str]:
 
 
 def rank_lines(rankings: Sequence[Ranking]) -> list[str]:
-    """By each measure, the methods that FedSat's mean rank is ahead of by more than the critical difference."""
+    """Describe, by each measure, which methods FedSat is ahead of by more than the critical difference."""
     return [
         f"- {ranking.measure}, {len(ranking.ranks)} methods: {CHAMPION} is ahead of "
         f"{', '.join(ranking.behind) or 'none'} by more than the critical difference."
@@ -123,7 +123,7 @@ def rank_lines(rankings: Sequence[Ranking]) -> list[str]:
 
 
 def difference_table(found: Sequence[Setting]) -> list[str]:
-    """FedSat minus each other method over pairs of runs with the same setting and seed, with 95 % intervals."""
+    """Return FedSat minus each other method over pairs of runs with the same setting and seed, with 95 % intervals."""
     lines = [f"| {CHAMPION} minus | settings | pairs | {' | '.join(NAMES.values())} |", "|---|" + "---:|" * 5]
     for other in OTHERS:
         where = [s for s in found if other in s.runs]
@@ -142,7 +142,7 @@ def _mean_and_interval(groups: Sequence[Sequence[float]]) -> str:
 
 
 def dataset_table(found: Sequence[Setting]) -> list[str]:
-    """The mean differences on each dataset."""
+    """Return the mean differences on each dataset."""
     datasets = list(dict.fromkeys(setting.dataset for setting in found))
     titles = [f"{dataset}: {name}" for dataset in datasets for name in NAMES.values()]
     lines = [f"| {CHAMPION} minus | {' | '.join(titles)} |", "|---|" + "---:|" * len(titles)]

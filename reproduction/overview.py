@@ -20,11 +20,11 @@ MEASURES = {
 
 
 BRIEF = {"classes_per_client=": "n=", "min_classes=": "n≥", "partition.sizes=skewed": "uneven sizes"}
-"""How a narrow table writes parts of a setting."""
+"""Short forms of parts of a setting, for narrow tables."""
 
 
 def brief(setting: str) -> str:
-    """A setting in few words; n is the number of classes per client."""
+    """Shorten a setting; n is the number of classes per client."""
     for long, short in BRIEF.items():
         setting = setting.replace(long, short)
     return setting
@@ -41,7 +41,7 @@ class Setting:
 
     @property
     def brief(self) -> str:
-        """The setting in few words, without rounds and precision."""
+        """The setting in short, without rounds and precision."""
         return brief(self.where.partition(";")[0])
 
     @property
@@ -60,11 +60,11 @@ class Setting:
         return all(change.startswith("precision=") for change in self.extra.split(", ") if change)
 
     def seeds(self, methods: Iterable[str]) -> list[int]:
-        """The seeds that all these methods have."""
+        """Return the seeds that all these methods have."""
         return sorted(set.intersection(*(set(self.runs[method]) for method in methods)))
 
     def means(self, column: str, methods: Sequence[str]) -> dict[str, float]:
-        """The methods' means over the seeds that all of them have."""
+        """Return the methods' means over the seeds that all of them have."""
         seeds = self.seeds(methods)
         return {m: float(np.mean([self.runs[m][seed].number(column) for seed in seeds])) for m in methods}
 
@@ -105,7 +105,7 @@ def _setting(study: Study, scale: str, place: tuple[str, str], runs: Mapping[str
 
 
 def overview(settings: Sequence[Setting], column: str) -> list[str]:
-    """A table with a line for each setting in which the methods share a seed, and the means at each scale."""
+    """Return a table with a line for each setting in which the methods share a seed, and the means at each scale."""
     lines = []
     for scale in ("full", "short"):
         rows = [

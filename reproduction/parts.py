@@ -45,7 +45,7 @@ PARTS = (
     Contrast("loss and weights", "defaults", "fedsat", "fedsat-psl-pwa"),
 )
 BASE = "fedsat epsilon2=2.0"
-"""What the options were measured against, before ε₂ = 4 became the default."""
+"""The base of the options' differences, from before ε₂ = 4 became the default."""
 
 AVERAGING = tuple(
     Contrast("averaging", "choice", f"{method}, averaged", method)
@@ -54,7 +54,7 @@ AVERAGING = tuple(
 
 
 def blocks(kept: Kept) -> dict[str, list[str]]:
-    """The tables of the study by name."""
+    """Return the tables of the study by name."""
     return {
         "parts": contrast_table(kept, PARTS),
         "averaging": contrast_table(kept, AVERAGING),
@@ -64,7 +64,7 @@ def blocks(kept: Kept) -> dict[str, list[str]]:
 
 
 def _options(kept: Kept, study: str, base: str) -> list[Contrast]:
-    """FedSat with other options, as a study has it, against the base; without what is a part already."""
+    """Return FedSat with each other option of the study against the base, without those that are parts."""
     common = base.removeprefix("fedsat")
     names = {result.key[0] for result in kept.get((study, "short"), ())} - {base, *(one.lacking for one in PARTS)}
     chosen = [name for name in sorted(names) if name.startswith("fedsat ") and name.endswith(common)]
@@ -76,7 +76,7 @@ def _options(kept: Kept, study: str, base: str) -> list[Contrast]:
 
 
 def contrast_table(kept: Kept, contrasts: Sequence[Contrast]) -> list[str]:
-    """One line for each contrast and setting; differences whose interval leaves out zero are in bold."""
+    """Return a line for each contrast and setting; differences whose interval excludes zero are in bold."""
     titles = ["", "difference", "setting", "τ, ε₂", "seeds", *SHOWN]
     lines = [f"| {' | '.join(titles)} |", "|---|---|---|---|---:|" + "---:|" * len(SHOWN)]
     for contrast in contrasts:
@@ -90,7 +90,7 @@ def contrast_table(kept: Kept, contrasts: Sequence[Contrast]) -> list[str]:
 
 
 def _pairs(results: Sequence[Result], contrast: Contrast) -> Iterator[list[tuple[Result, Result]]]:
-    """The pairs of each setting by seed: runs of the current loss, then those of the first version."""
+    """Yield the pairs of each setting by seed: runs of the current loss, then those of the first version."""
     for version in (False, True):
         runs = [r for r in results if _loss(r) == "–" or set(FIRST).issubset(r.key[2].split(", ")) == version]
         having, lacking = (_by_place(runs, name) for name in (contrast.having, contrast.lacking))
@@ -101,7 +101,7 @@ def _pairs(results: Sequence[Result], contrast: Contrast) -> Iterator[list[tuple
 
 
 def _by_place(results: Sequence[Result], contender: str) -> Mapping[tuple[str, ...], Mapping[int, Result]]:
-    """A contender's runs by setting, what else was changed in them, and seed."""
+    """Return a contender's runs by setting, other changes, and seed."""
     found: dict[tuple[str, ...], dict[int, Result]] = {}
     for result in results:
         if result.key[0] == contender:
@@ -110,19 +110,19 @@ def _by_place(results: Sequence[Result], contender: str) -> Mapping[tuple[str, .
 
 
 def _changes(result: Result) -> list[str]:
-    """What was changed in a run besides the loss; precision is the same for all of a setting."""
+    """Return the changes in a run besides the loss; precision is the same for all runs of a setting."""
     changes = filter(None, result.key[2].split(", "))
     return [change for change in changes if change not in FIRST and not change.startswith("precision=")]
 
 
 def _loss(result: Result) -> str:
-    """τ and ε₂ of the run, or a dash for the cross-entropy."""
+    """Return τ and ε₂ of the run, or a dash for the cross-entropy."""
     objective = json.loads(result.line["algorithm"])["objective"]
     return f"{objective.get('tau', 0.0):g}, {objective['epsilon2']:g}" if objective["name"] == "psl" else "–"
 
 
 def _worth(differences: Sequence[float]) -> str:
-    """The mean difference, with its interval where there are several seeds."""
+    """Return the mean difference, with its interval if there are several seeds."""
     mean, half = float(np.mean(differences)), student_half_width(differences)
     if half is None:
         return f"{mean:+.2f}"
@@ -131,7 +131,7 @@ def _worth(differences: Sequence[float]) -> str:
 
 
 def write_blocks(tables: Mapping[str, Sequence[str]], page: Path) -> None:
-    """Put the tables between their marks in a page: `<!-- parts -->` and `<!-- /parts -->`."""
+    """Write the tables between their marks in a page: `<!-- parts -->` and `<!-- /parts -->`."""
     with speaking_of(page):
         text = page.read_text(encoding="utf-8")
         for name, lines in tables.items():

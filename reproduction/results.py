@@ -188,7 +188,7 @@ def _checked(path: Path, number: int, line: Mapping[str, str]) -> Result:
 
 
 def read_all(folder: Path) -> dict[tuple[str, str], list[Result]]:
-    """All results in a folder, by study and scale; smoke runs are no results and are left out."""
+    """Return all results in a folder, by study and scale; smoke runs are left out."""
     return {
         (study.name, scale): results
         for study in STUDIES.values()

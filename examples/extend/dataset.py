@@ -17,7 +17,7 @@ def machines() -> Dataset:
     site = np.arange(samples) % sites
     mixes = rng.dirichlet([4, 2, 2, 0.3], size=sites)
     fault = np.array([rng.choice(len(FAULTS), p=mixes[at]) for at in site])
-    turns = (3 + 2 * fault[:, None]) * np.arange(length) / length  # every fault has a frequency of its own
+    turns = (3 + 2 * fault[:, None]) * np.arange(length) / length  # every fault has its own frequency
     phase = rng.uniform(size=(samples, 1))
     waves = np.sin(2 * np.pi * (turns + phase)) + rng.normal(scale=0.5, size=(samples, length))
     return Dataset.from_arrays(waves.astype(np.float32), fault, clients=site, class_names=FAULTS, name="machines")

@@ -138,7 +138,7 @@ def tune(
             method, so that all methods have the same number.
         sampler: `grid`, or `optuna`, which makes each choice by the results of those before it.
         holdout: The share of each class of the training data that is held out.
-        jobs: Runs at once, each in a process of its own.
+        jobs: Number of runs at the same time, each in its own process.
         out: Folder for the runs, `tuning.csv` and `best/METHOD.toml`. Runs that it already has are not repeated.
         progress: Whether progress is shown; by default in notebooks and on terminals.
         settings: Settings of all methods that have them, named as in `configure`.
@@ -169,7 +169,7 @@ def load(folder: str | Path) -> StoredRun:
 
 
 def _method_names(methods: str | Sequence[str | type[Algorithm]]) -> list[str]:
-    """Methods by their names, as a configuration holds them."""
+    """Return the methods by the names that a configuration uses."""
     given = [methods] if isinstance(methods, str) else methods
     names = [_by_name(method) if isinstance(method, type) else method for method in given]
     if not all(isinstance(name, str) for name in names):

@@ -14,7 +14,7 @@ from fedsat.errors import UsageError
 
 @functools.cache
 def offers(group: str) -> dict[str, EntryPoint]:
-    """What packages offer in the group `fedsat.GROUP`, by name; of equal names, the first on Python's path."""
+    """Return the entry points in the group `fedsat.GROUP`, by name; of equal names, the first on Python's path."""
     found: dict[str, EntryPoint] = {}
     for point in entry_points(group=f"fedsat.{group}"):
         found.setdefault(point.name, point)
@@ -22,12 +22,12 @@ def offers(group: str) -> dict[str, EntryPoint]:
 
 
 def package_of(point: EntryPoint) -> str:
-    """The name of the package that an entry point belongs to."""
+    """Return the name of the package that an entry point belongs to."""
     return point.dist.name if point.dist is not None else point.module.partition(".")[0]
 
 
 def load_offer(kind: str, point: EntryPoint) -> Any:
-    """The object that an entry point names, or an error that names the package."""
+    """Import the object of an entry point; an error names the package."""
     try:
         return point.load()
     except Exception as error:  # whatever the package's code raises

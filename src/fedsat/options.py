@@ -135,7 +135,7 @@ def coerce(value: Any, kind: Any, label: str) -> Any:
 
 
 def _coerce_one_of(value: Any, kinds: Iterable[Any], label: str) -> Any:
-    """`value` as one of the kinds: None, a word such as that of `int | Literal["all"]`, or the first of the types."""
+    """Return `value` as one of the kinds: None, a word as in `int | Literal["all"]`, or the first of the types."""
     words = [word for kind in kinds for word in typing.get_args(kind)]
     named, *others = (kind for kind in kinds if typing.get_origin(kind) is not Literal and kind is not type(None))
     if value in words or (value is None and type(None) in kinds) or isinstance(value, tuple(others)):

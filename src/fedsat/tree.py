@@ -57,7 +57,7 @@ def per_client(values: Tensor, like: Tensor) -> Tensor:
 
 
 def norms(tree: Tree) -> Tensor:
-    """The Euclidean norm of each client's part of a stacked tree, [C], in float64."""
+    """Return the Euclidean norm of each client's part of a stacked tree, [C], in float64."""
     norm = torch.linalg.vector_norm
     lengths = [norm(tensor.reshape(len(tensor), -1), dim=1, dtype=torch.float64) for tensor in tree.values()]
     length: Tensor = norm(torch.stack(lengths), dim=0)

@@ -14,7 +14,7 @@ def test_tune(capsys: pytest.CaptureFixture[str]) -> None:
     call += ["--grid", "lr=0.02,0.1", "--grid", "gamma=0.5,0.9"]
     code, out, err = fedsat(capsys, *call)
     assert (code, err) == (0, "")
-    assert "fedsat tries 2 of its 4 choices; all methods try as many" in out
+    assert "fedsat tries 2 of its 4 choices, as many as the other methods" in out
     assert "held out; the best of each method is bold. 2 trials for each method." in " ".join(out.split())
     assert out.rstrip().endswith(
         "best fedavg: found/best/fedavg.toml\nbest fedsat: found/best/fedsat.toml\ntable: found/tuning.csv"

@@ -224,7 +224,7 @@ def test_a_node_loads_the_samples_of_its_client(settings: dict[str, Any]) -> Non
         ({}, "partition-id -1 is not between 0 and 3"),
         ({"partition-id": 4}, "partition-id 4 is not between 0 and 3"),
         ({"partition-id": "two"}, "must be an integer"),
-        ({"folder": "/data"}, "folder of its own; imbalance and holdout need a dataset that the run divides"),
+        ({"folder": "/data"}, "its own folder; imbalance and holdout need a dataset that the run divides"),
         ({"partition-id": 1, "num-partitions": 9}, "num-partitions of the node is 9, but the run has 4 clients"),
         ({"partition-id": 1, "dataset": "mnist-mini"}, "differ from the 2 classes of the run"),
     ],

@@ -167,9 +167,9 @@ class Algorithm:
     def refuses(self) -> Mapping[str, str]:
         """Settings of local training under which the method's formulas do not hold, by name, with the reasons.
 
-        A method with its own `step` refuses every option of the optimizer, unless it says otherwise.
+        A method that overrides `step` refuses every option of the optimizer, unless it overrides this as well.
         """
-        return {} if type(self).step is Algorithm.step else dict.fromkeys(options_of(SGD), "it has a step of its own")
+        return {} if type(self).step is Algorithm.step else dict.fromkeys(options_of(SGD), "it has its own step")
 
     def initial_memory(self, model: Model) -> State:
         """Return the server's memory before the first round."""

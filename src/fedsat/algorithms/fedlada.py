@@ -45,7 +45,7 @@ class FedLADA(Algorithm):
 
     @property
     def refuses(self) -> Mapping[str, str]:
-        """The method has moments of its own instead of a momentum."""
+        """Refuse momentum, because the method has its own moments."""
         return {"momentum": "its own first moment is beta1"}
 
     def initial_memory(self, model: Model) -> State:

@@ -25,7 +25,7 @@ from fedsat.tree import State, Tree, expand, tree_map
 @algorithms.register("fedlesam")
 @dataclass(frozen=True)
 class FedLESAM(Algorithm):
-    """FedAvg with gradients at a point further up the path of the global model (Fan et al. 2024)."""
+    """FedAvg with gradients at a point further back on the path of the global model (Fan et al. 2024)."""
 
     weighting: Annotated[Weighting, Option("weight of a client", among=weightings)] = Uniform()
     rho: Annotated[float, Option("ρ, length of the perturbation", at_least=0)] = 0.1

@@ -1,4 +1,4 @@
-"""The local optimizer: what a client makes of the gradient in a step. It is SGD with the meaning that torch gives it.
+"""The local optimizer: SGD with momentum, weight decay and clipping, as in torch.
 
     g ← g · min(1, clip / ‖g‖)        clip: the largest norm of a client's gradient, over all parameters
     g ← g + λ θ                       λ: weight decay
@@ -40,11 +40,11 @@ class SGD:
 
     @property
     def plain(self) -> bool:
-        """Whether a step is θ ← θ − η g. Engines may then take it in place."""
+        """Whether a step is θ ← θ − η g, so that engines may take it in place."""
         return type(self) is SGD and not (self.momentum or self.weight_decay or self.clip)
 
     def begin(self, params: Tree) -> State:
-        """Return what the optimizer carries from step to step."""
+        """Return the optimizer's initial carry."""
         return {VELOCITY: zeros_like(params)} if self.momentum else {}
 
     def gradient(self, params: Tree, grads: Tree) -> Tree:

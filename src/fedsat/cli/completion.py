@@ -208,7 +208,7 @@ def stub(path: str) -> Callable[..., None]:
 
 
 def _values(known: Mapping[str, list[str]], of: str) -> list[str]:
-    """The values of an option or argument: fedsat's own, and what packages offer."""
+    """Return the values of an option or argument: those of fedsat and of other packages."""
     return list(dict.fromkeys([*known.get(of, []), *(name for group in OFFERED.get(of, ()) for name in offers(group))]))
 
 

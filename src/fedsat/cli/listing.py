@@ -49,7 +49,7 @@ USES = {
 
 OWN = "NAME can also be a class of your own, written module:Name."
 
-METRICS_NOTE = "Recorded in every evaluated round. Add functions of your own with --metrics module:name,module:name."
+METRICS_NOTE = "Recorded in every evaluated round. Add your own functions with --metrics module:name,module:name."
 
 LISTS = ("datasets", *KINDS, "metrics")
 """What can be listed."""
@@ -84,7 +84,7 @@ def show(
 
 
 def metrics_table() -> Table:
-    """The metrics of every run, and those that packages offer."""
+    """List the metrics of every run, and those of other packages."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for heading in ("metric", "description"):
         table.add_column(heading)

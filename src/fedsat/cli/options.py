@@ -25,14 +25,14 @@ PARTITION_OPTIONS = {
     "classes_per_client": (int, "classes of each client (lsmc), or the fewest a client can have (lqsmc)"),
     "beta": (float, "β of the Dirichlet distribution (ls, hsu, quantity); smaller values give more skew"),
 }
-"""Options of the partition that the command line has as options of its own."""
+"""Options of the partition that are also options of the command line."""
 
 PART_OPTIONS: dict[str, str] = {
     **dict.fromkeys(PARTITION_OPTIONS, "partition"),
     **dict.fromkeys(options_of(SGD), "optimizer"),
     **dict.fromkeys(options_of(LrSchedule), "lr_schedule"),
 }
-"""All options of parts that the command line has as options of its own, and the setting that holds the part."""
+"""All options of parts that are also options of the command line, and the setting of the part."""
 
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
 METAVARS: dict[Any, str | None] = {int: "N", float: "NUMBER", str: "NAME", bool: None}
@@ -155,7 +155,7 @@ def read_settings(texts: list[str]) -> list[tuple[str, Any]]:
 
 
 def read_grid(texts: list[str]) -> list[tuple[str, list[Any]]]:
-    """The values to try in `--grid key=a,b,c`, which can be repeated."""
+    """Return the values to try in `--grid key=a,b,c`, which can be repeated."""
     grid = []
     for text in texts:
         key, values = split_setting(text, "--grid")
@@ -167,7 +167,7 @@ def read_grid(texts: list[str]) -> list[tuple[str, list[Any]]]:
 
 
 def read_names(text: str | None) -> list[str]:
-    """The names in a list separated by commas."""
+    """Return the names in a list separated by commas."""
     return [name.strip() for name in (text or "").split(",") if name.strip()]
 
 
@@ -201,7 +201,7 @@ def _options(part: type) -> list[inspect.Parameter]:
 def _option(
     name: str, kind: Any, text: str, metavar: str | None, parser: Callable[[str], Any] | None = None
 ) -> inspect.Parameter:
-    """One parameter; `parser` reads a value that is a number or a word."""
+    """Return one parameter; `parser` reads a value that is a number or a word."""
     info = typer.Option(
         flag(name), help=text, metavar=metavar, parser=parser, show_default=False, rich_help_panel=section_of(name)
     )

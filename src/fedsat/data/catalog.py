@@ -86,7 +86,7 @@ def info(name: str) -> DatasetInfo:
 
 
 def has_name(name: str) -> bool:
-    """Whether a dataset has this name, here or in another package."""
+    """Return whether a dataset has this name, here or in another package."""
     return name in DATASETS or name in offers("datasets")
 
 

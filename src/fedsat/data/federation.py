@@ -67,7 +67,7 @@ class Federation:
     order: Indices
     offsets: Indices
     validation: tuple[Indices, ...] = ()
-    """Each client's samples for evaluations as a worker, which nobody trains on; empty if there is no such part."""
+    """Each client's samples for its evaluations as a worker; it does not train on them. Empty without validation."""
 
     @classmethod
     def build(cls, dataset: Dataset, partition: Spec | Partition, clients: int, seed: int) -> Federation:

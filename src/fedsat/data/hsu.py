@@ -1,4 +1,4 @@
-"""Hsu's Dirichlet partition: clients of one size, each with a class mix of its own.
+"""Hsu's Dirichlet partition: clients of equal size, each with its own class mix.
 
 T.-M. H. Hsu, H. Qi, M. Brown: Measuring the effects of non-identical data distribution for federated visual
 classification, 2019 (arXiv:1909.06335).

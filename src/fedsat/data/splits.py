@@ -1,4 +1,4 @@
-"""Splits by class: test samples where there is no test set, validation samples, and a test set for each client."""
+"""Splits by class: test samples if there is no test set, validation samples, and a test set for each client."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 from fedsat.seeding import Indices, generator
 
 HELD_OUT = 1 / 6
-"""The share of samples that is held out for testing where there is no test set, as in MNIST and CIFAR."""
+"""The share of samples that is held out for testing if there is no test set, as in MNIST and CIFAR."""
 
 
 def hold_out(
@@ -46,7 +46,7 @@ def hold_out_for_validation(labels: Indices, share: float, seed: int, client: in
 
 
 def take_from_each_class(labels: Indices, quota: Indices, rng: np.random.Generator) -> tuple[Indices, Indices]:
-    """Return the indices that stay and those that are taken: as many of each class as `quota` says, at random."""
+    """Return the indices that stay and those that are taken: as many of each class as `quota` has, at random."""
     counts = np.bincount(labels)
     shuffled = rng.permutation(len(labels))
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]

@@ -1,4 +1,4 @@
-"""Datasets made from a part of another: a training set with a long tail, or one that gives samples to choose by."""
+"""Datasets made from a part of another one: a long-tailed training set, or a holdout in place of the test set."""
 
 from __future__ import annotations
 

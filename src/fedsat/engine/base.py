@@ -141,7 +141,7 @@ class BaseEngine:
 
     @cached_property
     def test_owners(self) -> Indices:
-        """The client of each test sample if the test set is divided among the clients, N for samples of nobody."""
+        """The client of each test sample if the test set is divided among the clients, N for samples of no client."""
         return divide_among_clients(self.federation.dataset.test.labels, self.class_mixes, self.training.seed)
 
     def test(self, model: Model) -> Evaluation:

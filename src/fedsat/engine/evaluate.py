@@ -61,7 +61,7 @@ class Counter:
     def evaluate(self, model: Model, owners: Indices | None = None, clients: int = 0) -> Evaluation:
         """Evaluate a model without client axis on all samples of the split.
 
-        If the split is divided among clients, `owners` are the clients of the samples, N for samples of nobody. The
+        If the split is divided among clients, `owners` are the clients of the samples, N for samples of no client. The
         result then has each client's accuracy on its part.
         """
         indices = torch.arange(len(self.examples), device=self.examples.labels.device)

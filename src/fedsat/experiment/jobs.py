@@ -50,7 +50,7 @@ class Contender:
         return list(itertools.product(*([(key, value) for value in values] for key, values in self.grid.items())))
 
     def jobs(self, choice: Choice) -> list[Job]:
-        """One job for each seed."""
+        """Return one job for each seed."""
         jobs = []
         for seed in range(self.table["seed"], self.table["seed"] + self.seeds):
             config = Config.of(override(self.table, [*choice, ("seed", seed)]))
@@ -66,7 +66,7 @@ def contenders(
     settings: Sequence[tuple[str, Any]],
     grid: Sequence[tuple[str, Sequence[Any]]],
 ) -> list[Contender]:
-    """One contender for each method. A method gets only the settings that it has."""
+    """Return one contender for each method. A method gets only the settings that it has."""
     if not methods:
         raise UsageError(f"no method is given; known: {', '.join(algorithms)}")
     tables = [override(table, *method_parts(name)) for name in dict.fromkeys(methods)]
@@ -84,7 +84,7 @@ def plan(
     settings: Sequence[tuple[str, Any]],
     grid: Sequence[tuple[str, Sequence[Any]]],
 ) -> list[Job]:
-    """One job for each method, choice of the grid and seed."""
+    """Return one job for each method, choice of the grid and seed."""
     found = contenders(table, methods, seeds, settings, grid)
     return [job for contender in found for choice in contender.choices for job in contender.jobs(choice)]
 

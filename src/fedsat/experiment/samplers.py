@@ -18,14 +18,14 @@ Scores = Mapping[int, float | None]
 """The score of each choice tried so far, by its number in the grid; None if it failed."""
 
 PATIENCE = 20
-"""How often Optuna may propose choices again that have been tried."""
+"""How often in a row Optuna may propose choices that have already been tried."""
 
 
 class Sampler(Protocol):
     """Proposes choices of a grid by their numbers, each once."""
 
     def propose(self, scores: Scores) -> Sequence[int]:
-        """Return the next choices to try at the same time, or none if all trials are spent."""
+        """Return the next choices to try at the same time, or none if all trials are done."""
 
 
 class GridSampler:

@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 
 class StopRule(Callback):
-    """Base of callbacks that look at the records at the start and after each round, and may stop the run."""
+    """Base of callbacks that check the records at the start and after each round, and may stop the run."""
 
     def start(self, run: Run) -> None:
         """Stop a run that was interrupted after its last round."""
-        self.look(run)
+        self.check(run)
 
     def round(self, run: Run, record: RoundRecord) -> None:
-        """Stop the run if it is time."""
+        """Stop the run if it should end."""
         del record
-        self.look(run)
+        self.check(run)
 
-    def look(self, run: Run) -> None:
-        """Call `run.stop` with the reason if the run is to end."""
+    def check(self, run: Run) -> None:
+        """Call `run.stop` with the reason if the run should end."""
         if (reason := self.reason(run.records)) is not None:
             run.stop(reason)
 

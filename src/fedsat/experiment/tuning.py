@@ -1,4 +1,4 @@
-"""The search for good settings of each method, by its results on samples that are held out of the training data.
+"""The search for good settings of each method, by results on samples that are held out of the training data.
 
 The test set is not used, and every method has the same number of trials. A trial is one choice of the grid, trained
 with every seed.
@@ -40,13 +40,13 @@ class Trial:
 
     @property
     def score(self) -> float | None:
-        """The mean over seeds, or None if it failed."""
+        """The mean over seeds, or None if the trial failed."""
         return None if self.error is not None else sum(self.scores.values()) / len(self.scores)
 
 
 @dataclass(frozen=True)
 class Search:
-    """How contenders are searched."""
+    """A search over the grids of some methods."""
 
     contenders: Sequence[Contender]
     metric: Metric
@@ -56,7 +56,7 @@ class Search:
 
     @staticmethod
     def of(contenders: Sequence[Contender], metric: str, trials: int | None, sampler: str) -> Search:
-        """Check a search. `trials` is the size of the smallest grid of a method if it is None."""
+        """Check a search. By default, `trials` is the size of the smallest grid."""
         if sampler not in get_args(SamplerName):
             raise unknown("sampler", sampler, get_args(SamplerName))
         for contender in contenders:
@@ -64,12 +64,14 @@ class Search:
         return Search(contenders, _find_metric(metric, contenders), _count_trials(contenders, trials), sampler)
 
     def run(self, display: Display, shelf: Shelf, processes: int = 1) -> tuple[list[Trial], Outcome]:
-        """Return the trials by method, in the order of the grid; runs that the shelf has are not repeated."""
+        """Return the trials by method, in the order of the grid; runs that are on the shelf are not repeated."""
         tried: list[dict[int, Trial]] = [{} for _ in self.contenders]
         samplers, total = [self._sampler(contender) for contender in self.contenders], Outcome()
         for contender in self.contenders:
             if self.trials < (there := len(contender.choices)):
-                display.say(f"{contender.method} tries {self.trials} of its {there} choices; all methods try as many")
+                display.say(
+                    f"{contender.method} tries {self.trials} of its {there} choices, as many as the other methods"
+                )
         while True:
             scores = [{number: trial.score for number, trial in done.items()} for done in tried]
             asked = [
@@ -106,7 +108,7 @@ class Search:
 
 
 def _check_grid(contender: Contender) -> None:
-    """Check that choices differ, and are trained and evaluated on the same samples, some of which are held out."""
+    """Check that the choices differ, and that samples are held out, the same for all choices."""
     if not contender.table["holdout"]:
         raise UsageError(f"holdout is 0; a search needs samples to choose by, such as holdout = {HOLDOUT}")
     for key, values in contender.grid.items():

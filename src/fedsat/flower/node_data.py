@@ -43,9 +43,7 @@ def load_share(run: RunSpec, config: Config, node: NodeConfig) -> data.Dataset:
     schema = Schema.from_json(run.schema) if run.schema else None
     if "folder" in node:
         if config.imbalance > 1 or config.holdout:
-            raise UsageError(
-                "the node has a folder of its own; imbalance and holdout need a dataset that the run divides"
-            )
+            raise UsageError("the node has its own folder; imbalance and holdout need a dataset that the run divides")
         folder = Path(str(node["folder"])).expanduser()
         if schema is not None:
             return load_part(folder, config.columns, config.seed, schema)

@@ -52,7 +52,7 @@ def comparison_table(groups: Sequence[Group], target: float | None = None) -> Ta
 
 
 def terminal_table(shown: ComparisonTable, title: str = "") -> Table:
-    """A table of results with its legend, for a terminal."""
+    """Return a table of results with its legend, for a terminal."""
     # Narrow padding, so that the table fits into 80 columns.
     table = Table(title=Text(title) if title else None, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     table.caption, table.caption_justify = Text("\n".join([shown.legend, *shown.terms])), "left"

@@ -27,13 +27,13 @@ class Tuning:
 
     trials: Sequence[Trial]
     metric: Metric
-    """What was searched by."""
+    """The metric by which settings are chosen."""
     failures: Mapping[str, str] = field(default_factory=dict)
     """The runs that failed, with their errors."""
 
     @cached_property
     def chosen(self) -> dict[str, Trial]:
-        """The best trial of each method; of equal ones the first. A method whose trials all failed has none."""
+        """The best trial of each method; of equal ones, the first. A method whose trials all failed has none."""
         best: dict[str, Trial] = {}
         for trial in self.trials:
             if trial.score is not None and (trial.method not in best or self._better(trial, best[trial.method])):
@@ -59,10 +59,10 @@ class Tuning:
         """The trials as text; the best score of each method is marked."""
         rows = []
         for trial in self.trials:
-            told = dict(trial.choice)
+            tried = dict(trial.choice)
             best = self.chosen.get(trial.method) is trial
             score = "failed" if trial.error is not None else format_value(trial.scores, self.metric)
-            cells = [(str(told.get(key, "")), "") for key in self.settings]
+            cells = [(str(tried.get(key, "")), "") for key in self.settings]
             rows.append([(trial.method, ""), *cells, (score, "best" if best else ""), (f"{trial.seconds:.1f}", "")])
         return ComparisonTable(["", *self.settings, self.metric.heading, "s"], rows, self._legend(), [])
 
@@ -90,7 +90,7 @@ class Tuning:
         return html_table(self.table, self.table.legend)
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row for each trial: method, settings, the metric over seeds, and whether it was chosen."""
+        """Return one row for each trial: method, settings, the metric over seeds, and whether it was chosen."""
         name = self.metric.name
         return [
             {
@@ -122,7 +122,7 @@ class Tuning:
         return found
 
     def _header(self, method: str) -> str:
-        """A comment that says how a configuration was chosen."""
+        """Return a comment that says how a configuration was chosen."""
         trial = self.chosen[method]
         each = sum(other.method == method for other in self.trials)
         score = self.metric.written(mean(trial.scores))
