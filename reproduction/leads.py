@@ -126,8 +126,8 @@ def difference_table(found: Sequence[Setting]) -> list[str]:
     """Return FedSat minus each other method over pairs of runs with the same setting and seed, with 95 % intervals."""
     lines = [f"| {CHAMPION} minus | settings | pairs | {' | '.join(NAMES.values())} |", "|---|" + "---:|" * 5]
     for other in OTHERS:
-        where = [s for s in found if other in s.runs]
-        if where:
+        where = [s for s in found if other in s.runs and s.differences("accuracy_last_ten", CHAMPION, other)]
+        if len(where) > 1:  # the interval draws whole settings
             by_measure = [[s.differences(column, CHAMPION, other) for s in where] for column in MEASURES.values()]
             words = [_mean_and_interval(groups) for groups in by_measure]
             pairs = sum(map(len, by_measure[0]))

@@ -38,7 +38,8 @@ def configure(*, with_parts: Iterable[str] = (), without: Iterable[str] = (), **
     model is `tabular`. If the data are already divided among clients, the partition is `natural` and the number of
     clients is taken from the data.
     """
-    return Config.of(override({}, _named(settings), with_parts, without))
+    named = _named(settings)
+    return Config.of(override(brought_by_dataset(dict(named)), named, with_parts, without))
 
 
 def run(
@@ -97,8 +98,9 @@ def compare(
         progress: Whether progress is shown; by default in notebooks and on terminals.
         settings: Settings of all methods that have them, named as in `configure`.
     """
-    base = {"seed": settings.pop("seed", 0)}
-    planned = plan(base, _method_names(methods), seeds, _named(settings), list((grid or {}).items()))
+    seed, named = settings.pop("seed", 0), _named(settings)
+    base = {**brought_by_dataset(dict(named)), "seed": seed}
+    planned = plan(base, _method_names(methods), seeds, named, list((grid or {}).items()))
     folder = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="fedsat-"))
     outcome = carry_out(_display(progress), planned, Shelf(folder), jobs)
     if not outcome.runs:
@@ -143,8 +145,9 @@ def tune(
         progress: Whether progress is shown; by default in notebooks and on terminals.
         settings: Settings of all methods that have them, named as in `configure`.
     """
-    base = {"seed": settings.pop("seed", 0), "holdout": holdout}
-    found = contenders(base, _method_names(methods), seeds, _named(settings), list(grid.items()))
+    seed, named = settings.pop("seed", 0), _named(settings)
+    base = {**brought_by_dataset(dict(named)), "seed": seed, "holdout": holdout}
+    found = contenders(base, _method_names(methods), seeds, named, list(grid.items()))
     search = Search.of(found, metric, trials, sampler)
     with tempfile.TemporaryDirectory(prefix="fedsat-") as temporary:
         done, outcome = search.run(_display(progress), Shelf(Path(out or temporary)), jobs)
@@ -213,7 +216,6 @@ def _display(progress: bool | None) -> Display:
 def _named(settings: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """Return the settings with classes and metric functions replaced by their names, as configurations store them."""
     named = {key: _by_name(value) if isinstance(value, type) else value for key, value in settings.items()}
-    named = {**brought_by_dataset(named), **named}
     if not isinstance(named.get("metrics", ""), str):
         named["metrics"] = [metric_path(each) for each in named["metrics"]]
     return list(named.items())

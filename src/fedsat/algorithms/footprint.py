@@ -36,17 +36,17 @@ def footprint(algorithm: Algorithm) -> Footprint:
     return Footprint(_names(state), _names(server.memory), 1 + len(_names(received)), 1 + len(_names(upload)))
 
 
-def rehearse(algorithm: Algorithm, model: Model) -> tuple[State, State]:
+def rehearse(algorithm: Algorithm, model: Model, classes: int = 1) -> tuple[State, State]:
     """Return what a client that received `model` would keep and upload; only names and shapes are meaningful."""
     server = Server(model, algorithm.initial_memory(model))
     received, kept = algorithm.broadcast(server), algorithm.initial_client_state(model)
-    objective = algorithm.objective.initial_state(1)
+    objective = algorithm.objective.initial_state(classes)
     stacked = {name: _with_axis(tree) for name, tree in {**kept, "objective": objective}.items()}
     task = Task(
         start=model,
         received=received,
         state=stacked,
-        class_counts=torch.ones(1, 1, dtype=torch.int64),
+        class_counts=torch.ones(1, classes, dtype=torch.int64),
         mean_samples=1.0,
         lr=1.0,
         epochs=1,

@@ -71,6 +71,10 @@ def federate(
     """
     require_flower()
     console = Console()
+    if table["partition"]["name"] == "natural" and table["clients"] != nodes:
+        raise UsageError(
+            f"{table['dataset']} is divided among {table['clients']} clients; use --nodes {table['clients']}"
+        )
     sampled = min(table["per_round"], nodes)
     config = Config.of(override(table, [("clients", nodes), ("per_round", sampled)]))
     dataset = config.load_dataset()

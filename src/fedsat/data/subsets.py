@@ -41,7 +41,7 @@ def long_tail(counts: Indices, imbalance: float) -> Indices:
 
 def with_holdout(dataset: Dataset, share: float, seed: int) -> Dataset:
     """Return the dataset with a share of each class of its training set in place of the test set."""
-    kept, held = hold_out(dataset.train.labels, seed, share=share, purpose="holdout")
+    kept, held = hold_out(dataset.train.labels, seed, share=share, purpose="holdout", owners=dataset.owners)
     if not len(held):
         raise DataError(f"{dataset.name}: no class has two samples, so holdout is impossible; set it to 0")
     note = f"holdout {share:g}: {len(held):,} of {len(dataset.train):,} training samples replace the test set"

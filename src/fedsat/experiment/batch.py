@@ -126,6 +126,8 @@ def _side_by_side(display: Display, jobs: Sequence[Job], shelf: Shelf, processes
             display.say(f"{ended.label}  note: {note}")
         if ended.error is None:
             summary = StoredRun.read(ended.folder).summary
-            accuracy = f"accuracy {100 * summary['last_ten']['accuracy']:.1f}"
-            display.say(f"[{number}/{len(jobs)}] {ended.label}  {accuracy} in {summary['seconds']:.0f} s")
+            found = (
+                f"accuracy {100 * summary['last_ten']['accuracy']:.1f}" if "last_ten" in summary else "not evaluated"
+            )
+            display.say(f"[{number}/{len(jobs)}] {ended.label}  {found} in {summary['seconds']:.0f} s")
         yield ended

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedsat.data import Columns, Dataset
+from fedsat.data import Columns, Dataset, partitions
 from fedsat.data.loading import builtin_columns, table_path
 from fedsat.data.tables import count_clients
 from fedsat.experiment.config import Config
@@ -27,7 +27,7 @@ def brought_by_dataset(given: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     if tabular:
         brought["model"] = "tabular"
-    if clients is not None and "partition" not in given:
+    if clients is not None and partitions.complete(given.get("partition", "natural"))["name"] == "natural":
         brought |= {"partition": "natural", "clients": clients}
         if clients < Config.per_round:
             brought["per_round"] = clients

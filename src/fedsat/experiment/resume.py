@@ -98,9 +98,11 @@ def _check_worth(path: Path, config: Config, wanted: Config) -> None:
             f"{path} is complete with {config.rounds} rounds and has no checkpoint; "
             f"to repeat it with more, use fedsat run {path / CONFIG} --rounds {more}"
         )
-    if wanted.rounds <= config.rounds and wanted.minutes == config.minutes:
+    ruled = bool(config.early_stop or config.minutes) and "stopped" in summary  # the same rule would stop it again
+    if wanted.minutes == config.minutes and (ruled or wanted.rounds <= config.rounds):
         why = f" ({summary['stopped']})" if "stopped" in summary else ""
-        raise UsageError(f"{path} is complete with {summary['rounds']} rounds{why}; use --rounds N to train for longer")
+        how = f"repeat it with other limits: fedsat run {path / CONFIG} --out …" if ruled else "use --rounds N"
+        raise UsageError(f"{path} is complete with {summary['rounds']} rounds{why}; to train for longer, {how}")
 
 
 def _newest(checkpoints: Checkpoints, device: torch.device) -> tuple[Checkpoint | None, list[str]]:

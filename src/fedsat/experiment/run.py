@@ -137,6 +137,8 @@ class Run:
         try:
             for callback in callbacks:
                 callback.round(self, record)
+            if self.stopped is not None and not record.evaluated:  # the last model needs metrics
+                self.state = after = self._evaluate(after, record)
         except BaseException:
             del self.records[before.training.rounds :]
             self.state = before

@@ -56,7 +56,7 @@ class RemoteEngine:
         self._test = test
         self._own_counts: dict[int, torch.Tensor] = {}
         self._marks, self._worker_bytes = (0, 0), 0
-        _, stacked = rehearse(self.algorithm, model)
+        _, stacked = rehearse(self.algorithm, model, len(run.class_names))
         self._uploads = {name: _row(tree, 0) for name, tree in stacked.items() if tree}
         """Names and shapes of the method's uploads."""
 
