@@ -71,6 +71,14 @@ def test_a_run_that_fails_is_named() -> None:
     assert list(found.failures) == ["fedavg-lr=1e+30-seed0"]
 
 
+def test_a_grid_may_change_what_the_dataset_brings() -> None:
+    found = fedsat.compare("fedavg", dataset="clinics-synthetic", grid={"per_round": [2, 4]}, rounds=1, epochs=1)
+    assert [run.table["per_round"] for run in found.runs] == [2, 4]
+    assert {run.table["model"]["name"] for run in found.runs} == {"tabular"}
+    named = fedsat.configure(dataset="clinics-synthetic", partition="natural")
+    assert (named.clients, named.per_round) == (8, 8)
+
+
 def test_report_and_load(tmp_path: Path) -> None:
     run = fedsat.run(**TINY, out=tmp_path / "one", average=0.8)
     stored = fedsat.load(tmp_path / "one")

@@ -36,7 +36,8 @@ def test_patience_counts_rounds_since_the_best() -> None:
     assert rule.reason(recorded(5, 3, 4, 3, 3)) == "loss has not improved for 3 rounds; it was 3 in round 2"
     assert rule.reason(recorded(5, 3, 4, 2, 3)) is None
     assert rule.reason(recorded(None, None, None, 5)) is None
-    assert rule.reason(recorded(None, 5, None, 6, None)) == "loss has not improved for 3 rounds; it was 5 in round 2"
+    assert rule.reason(recorded(None, 5, None, 6, None)) is None  # the last round was not evaluated
+    assert rule.reason(recorded(None, 5, None, 6, None, 6)) == "loss has not improved for 3 rounds; it was 5 in round 2"
 
 
 def test_a_gain_must_exceed_the_smallest_one() -> None:
@@ -51,6 +52,18 @@ def test_the_budget_counts_the_recorded_seconds() -> None:
     rule = TimeBudget(0.5)
     assert rule.reason(recorded(1, 1, seconds=14.9)) is None
     assert rule.reason(recorded(1, 1, seconds=15)) == "the budget of 0.5 minutes is used up"
+
+
+def test_the_last_round_of_a_stopped_run_is_evaluated() -> None:
+    run = fedsat.run(**{**TINY, "rounds": 12, "evaluate_every": 6, "minutes": 1e-6})
+    assert [record.round for record in run.records] == [1]
+    assert run.summary["accuracy"] == run.records[0].metrics["accuracy"]
+
+
+def test_a_run_that_a_rule_stopped_is_not_resumed_for_more_rounds(tmp_path: Path) -> None:
+    fedsat.run(**{**TINY, "rounds": 12, "minutes": 1e-6}, out=tmp_path)
+    with pytest.raises(UsageError, match="to train for longer, repeat it with other limits"):
+        fedsat.resume(tmp_path, rounds=20)
 
 
 def test_the_best_model_by_the_metric_is_the_final_one(tmp_path: Path) -> None:

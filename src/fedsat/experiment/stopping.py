@@ -46,9 +46,13 @@ class EarlyStopping(StopRule):
         self.metric, self.patience, self.min_gain = metric, patience, min_gain
 
     def reason(self, records: Sequence[RoundRecord]) -> str | None:
-        """Compare the rounds since the best one with the patience; only evaluated rounds can be better."""
+        """Compare the rounds since the best one with the patience, after rounds that were evaluated."""
         best = best_record(records, self.metric, self.min_gain)
-        if best is None or not records[-1].evaluated or records[-1].round - best.round < self.patience:
+        if (
+            best is None
+            or self.metric.name not in records[-1].metrics
+            or records[-1].round - best.round < self.patience
+        ):
             return None
         value, name = best.metrics[self.metric.name], self.metric.name
         return f"{name} has not improved for {self.patience} rounds; it was {value:.4g} in round {best.round}"
