@@ -127,7 +127,7 @@ def difference_table(found: Sequence[Setting]) -> list[str]:
     lines = [f"| {CHAMPION} minus | settings | pairs | {' | '.join(NAMES.values())} |", "|---|" + "---:|" * 5]
     for other in OTHERS:
         where = [s for s in found if other in s.runs and s.differences("accuracy_last_ten", CHAMPION, other)]
-        if len(where) > 1:  # the interval draws whole settings
+        if where:
             by_measure = [[s.differences(column, CHAMPION, other) for s in where] for column in MEASURES.values()]
             words = [_mean_and_interval(groups) for groups in by_measure]
             pairs = sum(map(len, by_measure[0]))
