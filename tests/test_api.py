@@ -71,6 +71,11 @@ def test_a_run_that_fails_is_named() -> None:
     assert list(found.failures) == ["fedavg-lr=1e+30-seed0"]
 
 
+def test_a_target_is_a_share() -> None:
+    with pytest.raises(UsageError, match=r"target is 85; it must be a share, such as 0\.85"):
+        fedsat.compare("fedavg", target=85, **TINY)
+
+
 def test_a_grid_may_change_what_the_dataset_brings() -> None:
     found = fedsat.compare("fedavg", dataset="clinics-synthetic", grid={"per_round": [2, 4]}, rounds=1, epochs=1)
     assert [run.table["per_round"] for run in found.runs] == [2, 4]

@@ -98,6 +98,8 @@ def compare(
         progress: Whether progress is shown; by default in notebooks and on terminals.
         settings: Settings of all methods that have them, named as in `configure`.
     """
+    if target is not None and not 0 < target <= 1:
+        raise UsageError(f"target is {target:g}; it must be a share, such as 0.85 for 85 %")
     seed, named = settings.pop("seed", 0), _named(settings)
     base = {**brought_by_dataset(dict(named)), "seed": seed}
     planned = plan(base, _method_names(methods), seeds, named, list((grid or {}).items()))
