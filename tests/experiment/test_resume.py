@@ -143,7 +143,7 @@ def test_runs_continue_in_other_threads(tmp_path: Path) -> None:
 def test_a_completed_run_continues_to_more_rounds(tmp_path: Path) -> None:
     fedsat.run(**{**TINY, "rounds": 4}, out=tmp_path / "run")
     assert checkpointed_rounds(tmp_path / "run") == [4]
-    with pytest.raises(fedsat.UsageError, match="complete with 4 rounds; use --rounds N to train for longer"):
+    with pytest.raises(fedsat.UsageError, match="complete with 4 rounds; to train for longer, use --rounds N"):
         fedsat.resume(tmp_path / "run")
     with pytest.raises(fedsat.UsageError, match="complete with 4 rounds"):
         fedsat.resume(tmp_path / "run", rounds=3)
@@ -209,7 +209,7 @@ def test_changed_data_and_models_are_refused(tmp_path: Path, monkeypatch: pytest
         with pytest.raises(fedsat.UsageError, match="the data, or their partition, have changed"):
             fedsat.resume(tmp_path / "run")
         np.save(tmp_path / f"{name}.npy", other[::-1])
-    monkeypatch.setattr("fedsat.experiment.run.build_model", lambda *_: nn.Linear(5, 4))
+    monkeypatch.setattr("fedsat.experiment.setup.build_model", lambda *_: nn.Linear(5, 4))
     with pytest.raises(fedsat.UsageError, match="the model mlp now has different weights"):
         fedsat.resume(tmp_path / "run")
 
