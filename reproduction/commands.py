@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import shlex
-import tomllib
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,18 +18,18 @@ from fedsat.cli.options import AtOnce, read_settings
 from fedsat.errors import UsageError, unknown
 from fedsat.experiment.batch import carry_out
 from fedsat.experiment.config import Config
-from fedsat.experiment.folder import speaking_of, write_whole
 from fedsat.experiment.jobs import Job
 from fedsat.experiment.settings import full_name
 from fedsat.experiment.store import ONLY_HOW, Shelf, StoredRun, identity
 from fedsat.report.progress import ConsoleDisplay, say
+from fedsat.report.tuning import Tuning
 from reproduction import SCALES, STUDIES, Study, find
 from reproduction.coverage import TABLES, coverage, coverage_of_tables
 from reproduction.document import spread, write_document
 from reproduction.parts import blocks, write_blocks
 from reproduction.results import Key, Result, add_results, read_all, read_results, results_file, results_of
-from reproduction.studies import ROUNDS, Cell, cells, configure, select
-from reproduction.variants import best_variants, tuned_text
+from reproduction.studies import ROUNDS, TUNED, Cell, cells, configure, select
+from reproduction.tuning import SETTINGS, TRIALS, rows_of, search_of, write_choices, write_rows
 from reproduction.verdict import Entry, compare, verdict_lines
 
 app = typer.Typer(
@@ -48,7 +46,6 @@ Only = Annotated[
     typer.Option(help="cells to select, such as dataset=mnist,model=lenet5,method=fedavg,fedsat", show_default=False),
 ]
 RESULTS, OUT = Path("results"), Path("runs/paper")
-TUNED = Path(str(files("reproduction") / "tuned.toml"))
 CHECKPOINTS = (1, 10, 20, 50, 100, 200, 400)
 """The rounds at which tables show curves."""
 
@@ -79,9 +76,7 @@ def run(
     seeds: Annotated[int, typer.Option(help="runs of each cell, with this seed and the next ones", min=1)] = 1,
     seed: Annotated[
         int | None,
-        typer.Option(
-            help="the first seed [0; for tuning and choice, one that no table uses]", min=0, show_default=False
-        ),
+        typer.Option(help="the first seed [0; for choice, one that no table uses]", min=0, show_default=False),
     ] = None,
     also: Annotated[
         str | None, typer.Option(help="methods that the paper does not have, such as fedsat:paper", show_default=False)
@@ -153,22 +148,27 @@ def show(
 
 @app.command("tune")
 def tune(
+    dataset: Annotated[str, typer.Argument(help=", ".join(SETTINGS), show_default=False)],
+    methods: Annotated[str | None, typer.Option(help="methods to tune [all]", show_default=False)] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="any other setting, such as precision=bf16", metavar="KEY=VALUE"),
+    ] = None,
+    at_once: AtOnce = 1,
+    out: Annotated[Path, typer.Option(help="folder of the runs, shared by all tables and figures")] = OUT,
     results: Results = RESULTS,
-    out: Annotated[Path, typer.Option(help="the file for the chosen options")] = TUNED,
+    tuned: Annotated[Path, typer.Option(help="the file for the chosen options")] = TUNED,
 ) -> None:
-    """Choose each baseline's options from the results of `python -m reproduction run tuning`."""
-    study = find("tuning")
-    chosen = best_variants(_read(study, study.scale, results)[0])
-    with speaking_of(out):
-        former = tomllib.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
-        write_whole(
-            out, tuned_text({**former, **chosen}).encode()
-        )  # keep the previous options of datasets without results
-    for dataset, methods in chosen.items():
-        for method, options in methods.items():
-            words = ", ".join(f"{key}={value}" for key, value in options.items())
-            say(Console(), f"{dataset}  {method}  {words}")
-    say(Console(), f"choices: {out}")
+    """Choose each method's own option on a dataset, on samples that are held out of the training data."""
+    console, names = Console(), [text.strip() for text in (methods or "").split(",") if text.strip()]
+    search = search_of(dataset, names, read_settings(set_ or []))
+    trials, outcome = search.run(ConsoleDisplay(console), Shelf(out), at_once)
+    tuning = Tuning(trials, search.metric, outcome.failures)
+    write_rows(results / TRIALS, rows_of(dataset, tuning))
+    for method, options in write_choices(tuned, dataset, tuning).items():
+        words = ", ".join(f"{key}={value}" for key, value in options.items())
+        say(console, f"{dataset}  {method}  {words}")
+    say(console, f"trials: {results / TRIALS}; choices: {tuned}")
 
 
 @app.command("write")

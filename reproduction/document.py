@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +26,7 @@ from reproduction.leads import (
 from reproduction.overview import MEASURES, Setting, overview, read_settings
 from reproduction.results import Kept, Result, made_with, read_all
 from reproduction.studies import STUDIES, Study
+from reproduction.tuning import SETTINGS, TRIALS, read_rows, tuning_table
 from reproduction.verdict import Entry, compare, verdict_lines
 
 HEAD = """# Results
@@ -65,6 +66,10 @@ ALL = """## All methods
 Means of the last ten rounds over the seeds that all methods of a line have; a dash means that there is no run.
 """
 
+TUNING = """Each method tries values of its own option, with a seed that no table uses: three of them, judged
+on held-out training data, or in older trials those of its authors' grid, judged as the heading says. The best
+value is used in all tables of the dataset. Methods without trials on a dataset keep their defaults there."""
+
 NOTES = "notes.md"
 """Hand-written notes in the folder of the results, which are placed at the top of the page."""
 
@@ -85,6 +90,7 @@ def write_document(folder: Path, path: Path, figure: Path) -> Path:
     parts += ["\n".join([ALL, *lines])] if lines else []
     parts.append(_unrun(kept))
     parts += [section(STUDIES[name], scale, results) for (name, scale), results in kept.items()]
+    parts.append(_tuning(read_rows(folder / TRIALS)))
     with speaking_of(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, "\n".join(parts).encode())
@@ -118,6 +124,19 @@ def _unrun(kept: Kept) -> str:
     for name, absent in missing_in_tables(kept).items():
         if absent:
             lines += [f"The paper's numbers in {name} for cells without a run:", "", *unrun_table(absent), ""]
+    return "\n".join(lines)
+
+
+def _tuning(rows: Sequence[Mapping[str, str]]) -> str:
+    """Return the section on the tuning: the trials of each dataset, and where they come from."""
+    lines = ["## Tuning", "", TUNING, ""] if rows else []
+    for dataset, judged_on in dict.fromkeys((row["dataset"], row["judged_on"]) for row in rows):
+        mine = [row for row in rows if (row["dataset"], row["judged_on"]) == (dataset, judged_on)]
+        where = ", ".join(f"{key}={value}" for key, value in SETTINGS[dataset].items())
+        lines += [f"### {dataset}: {where}, judged on {judged_on}", "", *tuning_table(mine), ""]
+        facts = [sorted({row[key] for row in mine}) for key in ("fedsat", "torch", "device")]
+        lines += [f"fedsat {', '.join(facts[0])}, torch {', '.join(facts[1])}, {'; '.join(facts[2])}.", ""]
+        lines += [f"    {command}\n" for command in sorted({row["command"] for row in mine} - {""})]
     return "\n".join(lines)
 
 

@@ -113,7 +113,7 @@ def results_of(cell: Cell, extra: str, scale: str, run: StoredRun) -> list[Resul
         "algorithm": json.dumps(table["algorithm"], ensure_ascii=False),
         "other_settings": json.dumps(others, ensure_ascii=False),
         **{key: made.get(key) or "" for key in ("fedsat", "torch", "device", "finished")},
-        "command": _without_places(made.get("command") or ""),
+        "command": without_places(made.get("command") or ""),
     }
     evaluated = [(record.round, record.metrics) for record in run.evaluated]
     found = [{"contender": cell.contender, **_numbers(run.summary, evaluated, len(run.records))}]
@@ -123,7 +123,7 @@ def results_of(cell: Cell, extra: str, scale: str, run: StoredRun) -> list[Resul
     return [Result({key: str(value) for key, value in (numbers | about).items()}) for numbers in found]
 
 
-def _without_places(command: str) -> str:
+def without_places(command: str) -> str:
     """Return a command without the folders of the machine that ran it."""
     words, kept = iter(shlex.split(command)), list[str]()
     for word in words:

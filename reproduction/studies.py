@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from fedsat.algorithms import algorithms
@@ -20,7 +21,7 @@ from fedsat.errors import UsageError, unknown
 from fedsat.experiment.config import Config
 from fedsat.experiment.parts import method_parts
 from fedsat.experiment.settings import override
-from reproduction.variants import CHOICE, DEFAULTS, TUNING, read_variant
+from reproduction.variants import CHOICE, DEFAULTS, read_variant
 
 METHODS = ("elastic", "fedavg", "fedavgm", "feddyn", "fedlada", "fedlc", "fedprox", "moon", "scaffold", "fedsat")
 """The methods that the paper compares."""
@@ -42,6 +43,9 @@ SETTINGS: dict[str, tuple[str, type]] = {
 
 ROUNDS = {"mlp": 200, "lenet5": 200, "resnet8": 400, "resnet18": 250}
 """The paper's number of rounds by model, unless a figure has its own."""
+
+TUNED = Path(str(files("reproduction") / "tuned.toml"))
+"""The options that the tuning chose for each method on each dataset."""
 
 AVERAGE = 0.8
 """Decay of the running mean of the global models, which is reported for every method next to the last model."""
@@ -166,20 +170,6 @@ STUDIES = {
             "accuracy over rounds by clients and sample",
             fixed={"partition": "lsmc", "dataset": "cifar10", "model": "resnet8", "partition.classes_per_client": 2},
             panels=[{"clients": n, "per_round": s} for n, s in itertools.product((200, 100), (15, 10))],
-        ),
-        Study(
-            "tuning",
-            "ours: each baseline over its authors' grid",
-            fixed={"partition": "lsmc"},
-            panels=[
-                *_lsmc("mnist", "mlp", (4,)),
-                {"dataset": "cifar10", **NARROW, "classes_per_client": 4},
-                {"dataset": "cifar100", **NARROW, "classes_per_client": 40},
-            ],
-            contenders=TUNING,
-            contender="variant",
-            scale="short",
-            seed=1000,  # used by no table, so that options are not chosen on the draws that they are measured on
         ),
         Study(
             "choice",
@@ -310,7 +300,7 @@ def _contender(study: Study, cell: Cell, dataset: str) -> tuple[str, list[tuple[
         )  # a method's option may be called like one of the optimizer
         return method, [(f"algorithm.{key}" if key in options else key, value) for key, value in settings]
     method = cell.contender if study.contender == "method" else "fedsat"
-    tuned = tomllib.loads((files("reproduction") / "tuned.toml").read_text(encoding="utf-8"))
+    tuned = tomllib.loads(TUNED.read_text(encoding="utf-8"))
     return method, [(f"algorithm.{key}", value) for key, value in tuned.get(dataset, {}).get(method, {}).items()]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import shutil
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -74,14 +73,14 @@ def test_variants_can_be_chosen() -> None:
 
 
 def test_what_is_missing_is_made_by_the_command_that_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    wanted = ["show", "tuning", "--scale", "smoke"]
+    wanted = ["show", "choice", "--scale", "smoke"]
     command = fedsat(capsys, *wanted)[2].partition("yet; run: ")[2]
-    assert command == "python -m reproduction run tuning --scale smoke --seed 1000\n"
-    only = ["--only", "dataset=mnist,variant=fedlc objective.tau=0.5"]
+    assert command == "python -m reproduction run choice --scale smoke --seed 100\n"
+    only = ["--only", "model=mlp,variant=fedavg"]
     assert fedsat(capsys, *shlex.split(command)[3:], *only)[0] == 0
     assert fedsat(capsys, *wanted)[0] == 0
-    again = fedsat(capsys, *"run tuning --scale smoke".split(), *only)[1]
-    assert "1 of 1 runs have their results in" in again  # the seed is the tuning's own
+    again = fedsat(capsys, *"run choice --scale smoke".split(), *only)[1]
+    assert "1 of 1 runs have their results in" in again  # the seed is the study's own
 
 
 def test_runs_whose_results_are_kept_are_not_run_again(
@@ -125,25 +124,15 @@ def test_smoke_results_are_found_without_their_folder(capsys: pytest.CaptureFixt
     assert "0 of the 420 cells" in out  # smoke is no result
 
 
-def test_tuning_takes_its_own_scale_and_keeps_other_datasets(capsys: pytest.CaptureFixture[str]) -> None:
-    call = ["tune", "--out", "tuned.toml"]
-    only = ["--only", "dataset=mnist,variant=fedlc objective.tau=0.5"]
-    assert fedsat(capsys, "run", "tuning", "--scale", "smoke", "--results", "results", *only)[0] == 0
-    assert fedsat(capsys, *call)[0] == 2  # smoke chooses nothing
-    shutil.copy("results/tuning-smoke.csv", "results/tuning-short.csv")
-    Path("tuned.toml").write_text('[cifar10.moon]\n"mu" = 5.0\n[mnist.fedprox]\n"mu" = 1.0\n')
-    assert fedsat(capsys, *call)[0] == 0
-    chosen = tomllib.loads(Path("tuned.toml").read_text())
-    assert chosen == {"cifar10": {"moon": {"mu": 5.0}}, "mnist": {"fedlc": {"objective.tau": 0.5}}}
-
-
 WRONG = [
     (["run", "table-lx"], "did you mean 'table-ls'?"),
     (["run", "table-ls", "--only", "mnist"], "--only takes column=value"),
     (["run", "table-ls", "--scale", "tiny"], "unknown scale"),
     (["show", "table-ls"], "yet; run: python -m reproduction run table-ls --scale full\n"),
     (["show", "defaults", "--scale", "full"], "python -m reproduction run defaults --scale full\n"),
-    (["tune", "--results", "a b"], "run tuning --scale short --seed 1000 --results 'a b'\n"),
+    (["show", "choice", "--results", "a b"], "run choice --scale short --seed 100 --results 'a b'\n"),
+    (["tune", "mnist-mini"], "unknown dataset of the tuning 'mnist-mini'"),
+    (["tune", "mnist", "--methods", "fedavg"], "unknown tuned method 'fedavg'"),
 ]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,20 +10,19 @@ import pytest
 
 import fedsat
 from fedsat.experiment.store import identity
-from reproduction import studies
 from reproduction.coverage import coverage, coverage_of_tables, missing, missing_in_tables, unrun_table
 from reproduction.document import write_document
 from reproduction.overview import overview, read_settings
 from reproduction.results import Result, add_results, read_all, read_results, results_of
 from reproduction.studies import METHODS, SCALES, STUDIES, Cell, cells, configure, select
-from reproduction.variants import best_variants, read_variant, tuned_text
+from reproduction.variants import read_variant
 from reproduction.verdict import Entry, Verdict, compare, judge, verdict_lines
 from tests.support.made_runs import make_run
 
 SIZES = {
     "table-ls": (120, 120), "table-lsmc": (180, 180), "table-lqsmc": (120, 120), "table-workers": (9, 9),
     "table-ablation": (12, 12), "figure-convergence": (90, 0), "figure-clients": (30, 60), "figure-classes": (10, 100),
-    "figure-scalability": (40, 0), "tuning": (93, 0), "defaults": (125, 0), "choice": (56, 0),
+    "figure-scalability": (40, 0), "defaults": (125, 0), "choice": (56, 0),
 }  # fmt: skip
 
 
@@ -256,35 +254,9 @@ def test_a_cell_in_words() -> None:
 
 def test_variants_say_what_they_change() -> None:
     assert read_variant("fedsat-psl gamma=0.5 priority=hard") == ("fedsat-psl", [("gamma", 0.5), ("priority", "hard")])
-    for study in (STUDIES["tuning"], STUDIES["defaults"]):
+    for study in (STUDIES["choice"], STUDIES["defaults"]):
         tables = [configure(study, cell, "short", 0).table() for cell in cells(study)]
         assert len({str(table) for table in tables}) == len(tables)  # no variant is the same as another
-    (cell,) = select(STUDIES["tuning"], {"dataset": ["mnist"], "variant": ["fedlc objective.tau=0.5"]})
-    config = configure(STUDIES["tuning"], cell, "short", 0)
+    (cell,) = select(STUDIES["choice"], {"model": ["lenet5"], "variant": ["fedsat tau=0.5 epsilon2=2.0"]})
+    config = configure(STUDIES["choice"], cell, "short", 0)
     assert config.table()["algorithm"]["objective"]["tau"] == 0.5
-
-
-def test_the_best_of_a_grid_is_chosen_and_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def result(contender: str, accuracy: float, setting: str = "mnist, mlp, classes_per_client=4") -> Result:
-        return Result({"contender": contender, "setting": setting, "extra": "", "accuracy_last_ten": str(accuracy)})
-
-    grid = [result("fedprox mu=0.1", 93.0), result("fedprox mu=0.1", 89.0), result("fedprox mu=1.0", 92.0)]
-    grid += [result("scaffold controls=I", 50.0), result("scaffold controls=II, other", 60.0)]
-    grid += [result("fedsat:paper weighting.sigma=1.0", 70.0), result("fedsat:paper weighting.sigma=2.0", 71.0)]
-    chosen = best_variants([*grid, result("fedprox mu=0.1", 60.0, "cifar10, resnet8, classes_per_client=4")])
-    assert chosen == {
-        "cifar10": {"fedprox": {"mu": 0.1}},
-        "mnist": {
-            "fedprox": {"mu": 1.0},
-            "fedsat:paper": {"weighting.sigma": 2.0},
-            "scaffold": {"controls": "I"},
-        },
-    }
-    assert tomllib.loads(tuned_text(chosen)) == chosen
-    (tmp_path / "tuned.toml").write_text(tuned_text(chosen))
-    monkeypatch.setattr(studies, "files", lambda _: tmp_path)
-    (cell,) = select(STUDIES["figure-convergence"], {"dataset": ["mnist"], "method": ["fedprox"],
-                                                     "classes_per_client": ["2"]})  # fmt: skip
-    assert configure(STUDIES["figure-convergence"], cell, "full", 0).table()["algorithm"]["mu"] == 1.0
-    letter = Cell("fedsat:paper", cell.setting)
-    assert configure(STUDIES["figure-convergence"], letter, "full", 0).table()["algorithm"]["weighting"]["sigma"] == 2.0
