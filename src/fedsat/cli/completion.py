@@ -40,6 +40,18 @@ ALGORITHMS = [
     "fedvls",
 ]
 DATASETS = ["mnist-mini", "clinics-synthetic", "mnist", "fashion-mnist", "cifar10", "cifar100"]
+ATTACKS = [
+    "alie",
+    "backdoor",
+    "free-rider",
+    "ipm",
+    "kill-class",
+    "label-flip",
+    "lying-worker",
+    "noise",
+    "scale",
+    "sign-flip",
+]
 METRICS = [
     "accuracy",
     "balanced_accuracy",
@@ -71,7 +83,7 @@ VALUES: dict[str, list[str]] = {
     "--dataset": DATASETS,
     "--partition": ["iid", "ls", "lsmc", "lqsmc", "hsu", "shards", "quantity", "natural", "file"],
     "--model": ["mlp", "lenet5", "resnet8", "resnet18", "tabular"],
-    "--attack": ["none", "sign-flip", "label-flip", "scale", "noise", "free-rider", "lying-worker"],
+    "--attack": ["none", *ATTACKS],
     "--optimizer": ["sgd"],
     "--lr-schedule": ["constant", "exponential", "step", "cosine"],
     "--early-stop": METRICS,

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsat.algorithms import Model, Updates
 from fedsat.data import Federation
+from fedsat.errors import UsageError
 from fedsat.metrics import ClassCounts
 from fedsat.options import Option, Registry, check
 from fedsat.seeding import Indices, generator
-from fedsat.tree import Tree, tree_map
+from fedsat.tree import Tree, norms, per_client, tree_map
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,39 @@ class LabelFlip(Attack):
             labels[held] = dataset.classes - 1 - labels[held]
         train = replace(dataset.train, labels=labels)
         return replace(federation, dataset=replace(dataset, train=train))
+
+
+@attacks.register("backdoor")
+@dataclass(frozen=True)
+class Backdoor(Attack):
+    """Attackers teach the model to see class `target` wherever a small trigger is (Gu et al. 2017, BadNets).
+
+    They train on honest samples and on samples with the trigger, so that nothing else changes.
+    """
+
+    target: Annotated[int, Option("class that samples with the trigger shall get", at_least=0)] = 0
+    share: Annotated[float, Option("share of an attacker's samples with the trigger", above=0, at_most=1)] = 0.5
+
+    def poison(self, federation: Federation, attackers: Indices) -> Federation:
+        """Put the trigger on a share of the attackers' samples, evenly spread, and relabel them."""
+        dataset = federation.dataset
+        check_class(self.target, dataset.classes, "attack.target")
+        images, labels = dataset.train.images.copy(), dataset.train.labels.copy()
+        for client in attackers.tolist():
+            own = federation.indices(client)
+            due = np.floor(self.share * np.arange(len(own) + 1) + 1e-9)
+            chosen = own[np.diff(due) > 0]
+            images[chosen] = triggered(dataset.train.images[chosen], dataset.train.images)
+            labels[chosen] = self.target
+        return replace(federation, dataset=replace(dataset, train=replace(dataset.train, images=images, labels=labels)))
+
+
+def triggered(samples: NDArray[Any], among: NDArray[Any]) -> NDArray[Any]:
+    """Return the samples with the trigger: 3 × 3 pixels at the bottom right, or the last feature, at the maximum."""
+    corner = (..., slice(-3, None), slice(-3, None)) if samples.ndim == 4 else (..., slice(-1, None))
+    marked = samples.copy()
+    marked[corner] = among[corner].max()
+    return marked
 
 
 @dataclass(frozen=True)
@@ -143,6 +178,83 @@ class FreeRider(FalseUpdate):
         return tree_map(torch.zeros_like, client_updates)
 
 
+@attacks.register("kill-class")
+@dataclass(frozen=True)
+class KillClass(FalseUpdate):
+    """Attackers add to their update what lowers the logit of a single class on every sample.
+
+    Everything that leads to the class's logit in the last layer falls by the same amount. Features after a ReLU are not
+    negative, so the logit falls. The addition is `factor` times as long as the update itself.
+    """
+
+    target: Annotated[int, Option("class that the model shall unlearn", at_least=0)] = 0
+    factor: Annotated[float, Option("length of the addition relative to the update", above=0)] = 1.0
+
+    def instead(self, client_updates: Tree, draws: Sequence[np.random.Generator]) -> Tree:
+        """Return the updates with a lower row of the target class; the last tensors are the last layer."""
+        del draws
+        layer = list(client_updates)[-1].rpartition(".")[0]
+        classes = list(client_updates.values())[-1].shape[1]
+        check_class(self.target, classes, "attack.target")
+        rows = {name: tensor for name, tensor in client_updates.items() if name.rpartition(".")[0] == layer}
+        size = sum(tensor[0, self.target].numel() for tensor in rows.values())
+        push = self.factor * norms(client_updates) / size**0.5
+        moved = dict(client_updates)
+        for name, tensor in rows.items():
+            moved[name] = tensor.clone()
+            moved[name][:, self.target] -= per_client(push, tensor[:, self.target])
+        return moved
+
+
+@dataclass(frozen=True)
+class Collusion(FalseUpdate):
+    """Base of attacks whose attackers all send the same update, made from the honest updates, which they know."""
+
+    def send(self, start: Model, updates: Updates, attackers: Indices, seed: int, round_number: int) -> Updates:
+        """Replace the attackers' parameters; without honest clients in the round, their own updates are used."""
+        del seed, round_number
+        false = _among(updates.clients, attackers)
+        if not bool(false.any()):
+            return updates
+        known = false if bool(false.all()) else ~false
+        agreed = self.agree(tree_map(lambda theta, there: (theta - there)[known], updates.model.params, start.params))
+        params = tree_map(torch.clone, updates.model.params)
+        for name, tensor in params.items():
+            tensor[false] = start.params[name] + agreed[name]
+        return replace(updates, model=Model(params, updates.model.buffers))
+
+    def agree(self, honest: Tree) -> Tree:
+        """Return the update that all attackers send (no client axis)."""
+        raise NotImplementedError
+
+
+@attacks.register("alie")
+@dataclass(frozen=True)
+class LittleIsEnough(Collusion):
+    """Attackers send mean + z · standard deviation of the honest updates (Baruch et al. 2019, A Little Is Enough).
+
+    No coordinate is unusual, but all err in the same direction in every round.
+    """
+
+    z: Annotated[float, Option("standard deviations away from the mean; may be negative")] = 1.5
+
+    def agree(self, honest: Tree) -> Tree:
+        """Return the mean plus z times the sample standard deviation of every coordinate."""
+        return tree_map(lambda own: own.mean(0) + self.z * own.var(0, correction=min(1, len(own) - 1)).sqrt(), honest)
+
+
+@attacks.register("ipm")
+@dataclass(frozen=True)
+class InnerProductManipulation(Collusion):
+    """Attackers send the reversed mean of the honest updates, times `factor` (Xie et al. 2019, Fall of Empires)."""
+
+    factor: Annotated[float, Option("ε, factor on the reversed mean", above=0)] = 2.0
+
+    def agree(self, honest: Tree) -> Tree:
+        """Return −ε · mean."""
+        return tree_map(lambda own: -self.factor * own.mean(0), honest)
+
+
 @attacks.register("lying-worker")
 @dataclass(frozen=True)
 class LyingWorker(SignFlip):
@@ -172,6 +284,12 @@ class LyingWorker(SignFlip):
             torch.where(lying, correct, counts.correct),
             torch.where(lying, labels, counts.labels),
         )
+
+
+def check_class(number: int, classes: int, label: str) -> None:
+    """Raise an error if there is no such class."""
+    if number >= classes:
+        raise UsageError(f"{label} is {number}; the classes have the numbers 0 to {classes - 1}")
 
 
 def _among(clients: Tensor, attackers: Indices) -> Tensor:
