@@ -16,11 +16,10 @@ from typing import Any
 import tomli_w
 
 from fedsat.errors import UsageError, unknown
+from fedsat.experiment.defaults import Given
 from fedsat.experiment.environment import environment, pick_device
 from fedsat.experiment.folder import speaking_of, write_whole
 from fedsat.experiment.jobs import Contender
-from fedsat.experiment.parts import method_parts
-from fedsat.experiment.settings import override
 from fedsat.experiment.tuning import HOLDOUT, Search
 from fedsat.report.tuning import Tuning
 from reproduction.results import without_places
@@ -90,8 +89,7 @@ def search_of(dataset: str, methods: Sequence[str] = (), settings: Sequence[tupl
     found = []
     for method in methods or GRIDS:
         option, values = GRIDS[method]
-        table = override(override({}, shared), *method_parts(method))
-        found.append(Contender(table, {f"algorithm.{option}": values}, seeds=1))
+        found.append(Contender(Given(shared), method, (), {f"algorithm.{option}": values}, seeds=1))
     return Search.of(found, "accuracy", None, "grid")
 
 

@@ -15,13 +15,13 @@ from fedsat.data import Dataset
 from fedsat.errors import UsageError
 from fedsat.experiment import Callbacks, Config, Run, prepare, restore
 from fedsat.experiment.batch import Display, Silent, carry_out, train_shown
-from fedsat.experiment.defaults import brought_by_dataset
+from fedsat.experiment.defaults import Given
 from fedsat.experiment.jobs import contenders, plan
 from fedsat.experiment.samplers import SamplerName
-from fedsat.experiment.settings import override
 from fedsat.experiment.store import Shelf, StoredRun
 from fedsat.experiment.tuning import HOLDOUT, Search
 from fedsat.metrics import metric_path
+from fedsat.options import options_of
 from fedsat.report.side_by_side import Comparison
 from fedsat.report.tuning import Tuning
 
@@ -38,8 +38,7 @@ def configure(*, with_parts: Iterable[str] = (), without: Iterable[str] = (), **
     model is `tabular`. If the data are already divided among clients, the partition is `natural` and the number of
     clients is taken from the data.
     """
-    named = _named(settings)
-    return Config.of(override(brought_by_dataset(dict(named)), named, with_parts, without))
+    return Config.of(Given(_named(settings), on=tuple(with_parts), off=tuple(without)).table)
 
 
 def run(
@@ -101,8 +100,9 @@ def compare(
     if target is not None and not 0 < target <= 1:
         raise UsageError(f"target is {target:g}; it must be a share, such as 0.85 for 85 %")
     seed, named = settings.pop("seed", 0), _named(settings)
-    base = {**brought_by_dataset(dict(named)), "seed": seed}
-    planned = plan(base, _method_names(methods), seeds, named, list((grid or {}).items()))
+    planned = plan(
+        _of_every_method(named).also([("seed", seed)]), _method_names(methods), seeds, named, list((grid or {}).items())
+    )
     folder = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="fedsat-"))
     outcome = carry_out(_display(progress), planned, Shelf(folder), jobs)
     if not outcome.runs:
@@ -148,8 +148,8 @@ def tune(
         settings: Settings of all methods that have them, named as in `configure`.
     """
     seed, named = settings.pop("seed", 0), _named(settings)
-    base = {**brought_by_dataset(dict(named)), "seed": seed, "holdout": holdout}
-    found = contenders(base, _method_names(methods), seeds, named, list(grid.items()))
+    given = _of_every_method(named).also([("seed", seed), ("holdout", holdout)])
+    found = contenders(given, _method_names(methods), seeds, named, list(grid.items()))
     search = Search.of(found, metric, trials, sampler)
     with tempfile.TemporaryDirectory(prefix="fedsat-") as temporary:
         done, outcome = search.run(_display(progress), Shelf(Path(out or temporary)), jobs)
@@ -221,6 +221,11 @@ def _named(settings: Mapping[str, Any]) -> list[tuple[str, Any]]:
     if not isinstance(named.get("metrics", ""), str):
         named["metrics"] = [metric_path(each) for each in named["metrics"]]
     return list(named.items())
+
+
+def _of_every_method(named: Sequence[tuple[str, Any]]) -> Given:
+    """Return those of the settings that do not depend on the method."""
+    return Given([(key, value) for key, value in named if key in options_of(Config)])
 
 
 def _by_name(part: type) -> str:

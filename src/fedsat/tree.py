@@ -24,10 +24,23 @@ def tree_map(function: Callable[..., Tensor], *trees: Tree) -> Tree:
     return {name: function(tensor, *(other[name] for other in rest)) for name, tensor in first.items()}
 
 
-def add(tree: Tree, other: Tree, scale: float = 1.0) -> Tree:
-    """Return tree + scale · other; on a GPU in one pass over all tensors if shapes are equal."""
+def add(tree: Tree, other: Tree, scale: float | Tensor = 1.0) -> Tree:
+    """Return tree + scale · other; on a GPU in one pass over all tensors if shapes are equal.
+
+    A scale that is a tensor without axes is read on its device, with the same result.
+    """
+    if isinstance(scale, Tensor):
+        return tree_map(lambda tensor, addend: torch.addcmul(tensor, addend, scale), tree, other)
     sums = torch._foreach_add(list(tree.values()), [other[name] for name in tree], alpha=scale)
     return dict(zip(tree, sums, strict=True))
+
+
+def add_in_place(tensors: list[Tensor], others: list[Tensor], scale: float | Tensor) -> None:
+    """Add scale · other to each tensor; see `add`."""
+    if isinstance(scale, Tensor):
+        torch._foreach_addcmul_(tensors, others, [scale] * len(tensors))
+    else:
+        torch._foreach_add_(tensors, others, alpha=scale)
 
 
 def write(into: Tree, tree: Tree) -> None:

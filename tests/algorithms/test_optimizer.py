@@ -88,13 +88,20 @@ def test_fedlada_takes_the_moments_of_the_decayed_gradient() -> None:
 def test_the_documentation_says_what_each_method_refuses() -> None:
     page = (Path(__file__).parents[2] / "docs/concepts/methods.md").read_text(encoding="utf-8")
     table = page.split("\n## Local training\n")[1].split("\n\n")[1].splitlines()
-    columns = ["momentum", "weight_decay", "clip", "steps"]
+    columns = ["momentum", "weight_decay", "clip", "steps", "label smoothing", "optimizer"]
     found = {}
     for row in table[2:]:
         methods, *cells = (cell.strip() for cell in row.strip("|").split("|"))
         refused = {column for column, cell in zip(columns, cells, strict=False) if cell == "refused"}
         found.update(dict.fromkeys(methods.split(", "), refused))
     assert found == {name: {*algorithms.build(name).refuses} for name in algorithms}
+
+
+class Slower(SGD):
+    """An optimizer of one's own."""
+
+    def direction(self, params: Tree, grads: Tree, carry: State) -> tuple[Tree, State]:
+        return tree_map(lambda g: g / 2, grads), carry
 
 
 class Halved(FedAvg):
@@ -105,7 +112,7 @@ class Halved(FedAvg):
 
 
 def test_a_method_with_a_step_of_its_own_refuses_what_it_would_ignore() -> None:
-    assert Halved().refuses.keys() == {"momentum", "nesterov", "weight_decay", "clip"}
+    assert Halved().refuses.keys() == {"optimizer", "momentum", "nesterov", "weight_decay", "clip"}
     engine = make_engine(Halved(), local={"optimizer": SGD(momentum=0.5)})
     with pytest.raises(UsageError, match=r"Halved.step returned the carry \[\], .* \['optimizer.velocity'\]"):
         engine.train(start(engine).server, np.array([0]), {}, 1)

@@ -208,3 +208,33 @@ def test_the_built_in_table_is_checked(tmp_path: Path, monkeypatch: pytest.Monke
 def test_other_networks_take_tables() -> None:
     dataset = Dataset.from_table(patients(), label="outcome", drop=("hospital",))
     assert build_model("mlp", dataset.input_shape, dataset.classes, 0)
+
+
+def years(part: Dataset, split: data.Split) -> list[float]:
+    """The ages, as they are in the table."""
+    assert part.schema is not None
+    age = part.schema.columns[0]
+    assert age.name == "age"
+    return (age.mean + age.deviation * split.images[:, 0].astype(float)).round(3).tolist()
+
+
+@pytest.mark.parametrize(("make", "value"), [(data.with_holdout, 0.5), (data.long_tailed, 4)])
+def test_a_part_of_a_table_has_the_schema_of_its_own_training_rows(make: Any, value: float) -> None:
+    whole = Dataset.from_table(patients(), label="outcome", drop=("hospital",))
+    part = make(whole, value, 0)
+    assert len(part.train) < len(whole.train)
+    assert (part.schema != whole.schema, part.class_names) == (True, whole.class_names)
+    age = part.train.images[:, 0]
+    assert (float(age.mean()), float(age.std())) == (pytest.approx(0, abs=1e-6), pytest.approx(1, abs=1e-6))
+    if make is data.with_holdout:
+        assert sorted(years(part, part.train) + years(part, part.test)) == sorted(years(whole, whole.train))
+    else:
+        assert years(part, part.test) == years(whole, whole.test)
+
+
+def test_a_holdout_keeps_the_clients_of_a_table() -> None:
+    whole = Dataset.from_table(patients(), label="outcome", client="hospital")
+    part = data.with_holdout(whole, 0.5, 0)
+    assert part.rows is not None
+    assert part.owners is not None
+    assert np.array(part.client_names)[part.owners].tolist() == part.rows.train["hospital"].tolist()

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 import fedsat
-from fedsat.cli.options import settings_table
+from fedsat.cli.options import settings_of
 from fedsat.data import Dataset, Schema
-from fedsat.experiment.defaults import brought_by_dataset
+from fedsat.experiment.defaults import Given, brought_by_dataset
 from fedsat.experiment.folder import SCHEMA
+from fedsat.experiment.jobs import plan
 from tests.support.patients import write_patients
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'fedsat[tables]'")
@@ -41,9 +42,33 @@ def test_files_and_options_count_as_given(tmp_path: Path) -> None:
     path = write_patients(tmp_path / "patients.csv")
     file = tmp_path / "mine.toml"
     file.write_text(f'dataset = "{path.as_posix()}"\nlabel = "outcome"\n[model]\nname = "mlp"\n')
-    table = settings_table({"config_file": file, "client": "hospital", "hashed": "ward", "set_": ["clients=3"]})
+    given = settings_of({"config_file": file, "client": "hospital", "hashed": "ward", "set_": ["clients=3"]})
+    table = given.table
     assert (table["model"]["name"], table["clients"], table["partition"]["name"]) == ("mlp", 3, "natural")
     assert fedsat.Config.of(table).columns == fedsat.data.Columns("outcome", "hospital", hashed=("ward",))
+
+
+def test_each_dataset_of_a_grid_brings_its_own() -> None:
+    settings: list[tuple[str, Any]] = [("per_round", 4), ("lr", 0.1)]
+    grid = [("dataset", ["clinics-synthetic", "mnist-mini"]), ("gamma", [0.5])]
+    jobs = plan(Given([*settings, ("seed", 7)]), ["fedavg", "fedsat"], 1, settings, grid)
+    tables = {job.label: job.config.table() for job in jobs}
+    assert len(tables) == 4
+    for label, table in tables.items():
+        clinics = "clinics" in label
+        model, clients, partition = ("tabular", 8, "natural") if clinics else ("mlp", 100, "lsmc")
+        assert (table["model"]["name"], table["clients"], table["partition"]["name"]) == (model, clients, partition)
+        assert (table["per_round"], table["lr"], table["seed"]) == (4, 0.1, 7)
+        assert table.get("label") == ("outcome" if clinics else None)
+    assert tables["fedsat-dataset=mnist-mini-gamma=0.5-seed7"]["algorithm"]["gamma"] == 0.5
+
+
+def test_a_dataset_of_a_grid_replaces_what_another_one_brought() -> None:
+    named = [("dataset", "clinics-synthetic")]
+    (job,) = plan(Given(named), ["fedavg"], 1, named, [("model", ["mlp"])])
+    assert (job.config.model["name"], job.config.clients) == ("mlp", 8)
+    (job,) = plan(Given(named), ["fedavg"], 1, (), [("dataset", ["mnist-mini"])])
+    assert (job.config.model["name"], job.config.clients, job.config.label) == ("mlp", 100, None)
 
 
 def test_a_run_keeps_its_schema_and_resumes(tmp_path: Path) -> None:

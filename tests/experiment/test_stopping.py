@@ -102,6 +102,15 @@ def test_a_run_goes_on_with_a_larger_budget(tmp_path: Path) -> None:
     assert results(tmp_path)["model.safetensors"] == results(tmp_path / "whole")["model.safetensors"]
 
 
+OWN_OPTIMIZER = "tests.algorithms.test_optimizer:Slower"
+
+
+def test_an_optimizer_of_ones_own_is_used() -> None:
+    run = {**TINY, "algorithm": "fedavg", "lr": 0.1}
+    half, whole = fedsat.run(**run, optimizer=OWN_OPTIMIZER), fedsat.run(**{**run, "lr": 0.05})
+    assert half.summary["loss"] == pytest.approx(whole.summary["loss"], rel=1e-6)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -112,9 +121,10 @@ def test_a_run_goes_on_with_a_larger_budget(tmp_path: Path) -> None:
         ({"clip": 1, "algorithm": "fedsat:paper"}, r"fedsat:paper does not take clip \(here 1\)"),
         ({"weight_decay": 1, "algorithm": "fedsat:paper"}, "does not take weight_decay"),
         ({"steps": 3, "algorithm": "fedsat:paper"}, r"does not take steps \(here 3\): eq. 6"),
+        ({"optimizer": OWN_OPTIMIZER, "algorithm": "fedlada"}, r"fedlada does not take optimizer \(here .*:Slower\)"),
         ({"steps": 1, "stragglers": 0.5}, "stragglers do fewer steps than the others, but steps is 1"),
         ({"batch_size": "most"}, "batch_size is 'most'; it must be a whole number or 'all'"),
-        ({"label_smoothing": 0.1, "algorithm": "fedlc"}, "a class that the client lacks"),
+        ({"label_smoothing": 0.1, "algorithm": "fedlc"}, "unknown setting 'label_smoothing'"),
     ],
 )
 def test_what_is_refused(settings: dict[str, Any], message: str) -> None:

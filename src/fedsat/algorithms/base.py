@@ -98,8 +98,8 @@ class Task:
     """Number of samples per client and class, [C, m]."""
     mean_samples: float
     """n/N, the mean number of samples over all clients, sampled or not."""
-    lr: float
-    """η, the local learning rate of this round."""
+    lr: float | Tensor
+    """η, the local learning rate of this round; a tensor without axes in steps that are captured for several rates."""
     epochs: int
     """E, the number of local epochs."""
     network: Network
@@ -167,9 +167,11 @@ class Algorithm:
     def refuses(self) -> Mapping[str, str]:
         """Settings of local training under which the method's formulas do not hold, by name, with the reasons.
 
-        A method that overrides `step` refuses every option of the optimizer, unless it overrides this as well.
+        `optimizer` stands for any optimizer but SGD. A method that overrides `step` refuses it, and every option of
+        SGD, unless it overrides this as well.
         """
-        return {} if type(self).step is Algorithm.step else dict.fromkeys(options_of(SGD), "it has its own step")
+        ignored = () if type(self).step is Algorithm.step else ("optimizer", *options_of(SGD))
+        return dict.fromkeys(ignored, "it has its own step")
 
     def initial_memory(self, model: Model) -> State:
         """Return the server's memory before the first round."""
@@ -264,7 +266,7 @@ def sample_losses(
     return losses if penalty is None else losses + penalty, costs
 
 
-def descend(params: Tree, direction: Tree, lr: float) -> Tree:
+def descend(params: Tree, direction: Tree, lr: float | Tensor) -> Tree:
     """Return θ − η · direction."""
     return add(params, direction, -lr)
 

@@ -45,8 +45,8 @@ class FedLADA(Algorithm):
 
     @property
     def refuses(self) -> Mapping[str, str]:
-        """Refuse momentum, because the method has its own moments."""
-        return {"momentum": "its own first moment is beta1"}
+        """Refuse momentum and other optimizers, because the method has its own moments."""
+        return {"momentum": "its own first moment is beta1", "optimizer": "its moments make the step"}
 
     def initial_memory(self, model: Model) -> State:
         """Return v = ε² and g_a = 0."""

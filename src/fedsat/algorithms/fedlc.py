@@ -29,9 +29,6 @@ class LogitCalibration(Objective):
         Literal["softmax", "paper"],
         Option("softmax, or the paper's form without the true class in the denominator, which has no minimum"),
     ] = "softmax"
-    label_smoothing: Annotated[
-        float, Option("always 0: a class that the client lacks cannot get a share of the target", at_least=0, at_most=0)
-    ] = 0.0
 
     def note(self, class_counts: Tensor) -> str | None:
         """Report clients with a single class: their loss is 0 for any output."""

@@ -61,6 +61,7 @@ class FedSat(Algorithm):
             return {}
         plain = 'eq. 5–7 are about plain steps; use scale="gradient"'
         return {
+            "optimizer": plain,
             "momentum": plain,
             "weight_decay": plain,
             "clip": plain,

@@ -19,6 +19,7 @@ from fedsat.cli.sections import NODES
 from fedsat.data.catalog import has_name
 from fedsat.errors import FedsatError, UsageError
 from fedsat.experiment.config import Config
+from fedsat.experiment.defaults import Given
 from fedsat.experiment.folder import CONFIG, RECORDS, SCHEMA, SUMMARY, free_folder, read_records, read_summary
 from fedsat.experiment.jobs import folder_name
 from fedsat.experiment.settings import override
@@ -52,7 +53,7 @@ ELSEWHERE = (
 
 @configured(without=ELSEWHERE, also=Terms)
 def federate(
-    table: dict[str, Any],
+    given: Given,
     terms_given: dict[str, Any],
     nodes: Annotated[
         int,
@@ -70,7 +71,7 @@ def federate(
     Each node loads its own part of the dataset. The server sees only updates and statistics.
     """
     require_flower()
-    console = Console()
+    console, table = Console(), given.table
     if table["partition"]["name"] == "natural" and table["clients"] != nodes:
         raise UsageError(
             f"{table['dataset']} is divided among {table['clients']} clients; use --nodes {table['clients']}"

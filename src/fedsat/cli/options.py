@@ -15,9 +15,9 @@ from fedsat.algorithms import SGD
 from fedsat.cli.sections import COMPARISON, MACHINE, ORDER, OTHER, OUTPUT, SECTIONS, flag, section_of
 from fedsat.errors import UsageError
 from fedsat.experiment.config import Config, read
-from fedsat.experiment.defaults import brought_by_dataset
+from fedsat.experiment.defaults import Given
 from fedsat.experiment.parts import part_names
-from fedsat.experiment.settings import override, parse_value, parse_values
+from fedsat.experiment.settings import parse_value, parse_values
 from fedsat.options import OptionField, options_of
 from fedsat.rounds import LrSchedule
 
@@ -97,7 +97,7 @@ Grid = Annotated[
 def configured(
     *, without: tuple[str, ...] = (), also: type | None = None
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Give a command every option of a run, and pass it the resulting table of settings as its first argument.
+    """Give a command every option of a run, and pass it the settings that the user gave as its first argument.
 
     `without` names settings that the command does not have. `also` is a class whose options it has in addition; those
     that the user gave are passed as the second argument.
@@ -114,7 +114,7 @@ def configured(
             mine = {parameter.name: given.pop(parameter.name) for parameter in own}
             others = {parameter.name: given.pop(parameter.name) for parameter in extra}
             chosen = {name: value for name, value in others.items() if value is not None}
-            return command(settings_table(given), *([] if also is None else [chosen]), **mine)
+            return command(settings_of(given), *([] if also is None else [chosen]), **mine)
 
         parameters = _ordered([*run_options, *extra, *own])
         wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -125,8 +125,8 @@ def configured(
     return decorate
 
 
-def settings_table(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the complete table of settings from the configuration file and the options; options take precedence."""
+def settings_of(given: dict[str, Any]) -> Given:
+    """Return the settings in the configuration file and the options; options take precedence."""
     config_file, sets = given.pop("config_file"), given.pop("set_", None) or []
     on, off = given.pop("with_", None), given.pop("without", None)
     settings = [
@@ -134,10 +134,8 @@ def settings_table(given: dict[str, Any]) -> dict[str, Any]:
         for key, value in given.items()
         if value is not None
     ]
-    base = read(config_file, warn_of_old=True) if config_file else {}
-    settings += read_settings(sets)
-    brought = brought_by_dataset({**base, **dict(settings)})
-    return override(base, [*brought.items(), *settings], read_names(on), read_names(off))
+    base = read(config_file, warn_of_old=True) if config_file else None
+    return Given([*settings, *read_settings(sets)], base, read_names(on), read_names(off))
 
 
 def split_setting(text: str, option: str) -> tuple[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -25,6 +25,7 @@ from fedsat.cli.sections import EVALUATION, OUTPUT
 from fedsat.experiment import Callbacks, Run
 from fedsat.experiment.batch import carry_out, train_shown
 from fedsat.experiment.config import Config
+from fedsat.experiment.defaults import Given
 from fedsat.experiment.folder import free_folder
 from fedsat.experiment.jobs import folder_name, plan
 from fedsat.experiment.store import Shelf, StoredRun
@@ -49,12 +50,12 @@ Hooks = Annotated[
 
 
 @configured()
-def run(table: dict[str, Any], out: Out = None, callback: Hooks = None) -> None:
+def run(given: Given, out: Out = None, callback: Hooks = None) -> None:
     """Train one federation and show the results.
 
     The configuration, the metrics of every round, checkpoints and the model are written to OUT.
     """
-    console, config = Console(), Config.of(table)
+    console, config = Console(), Config.of(given.table)
     folder = out or free_folder(Path("runs"), folder_name(config, f"{config.method}-seed{config.seed}"))
     callbacks = experiment.find_callbacks(callback or [])
     _carry_out(console, experiment.prepare(config, folder), folder, callbacks)
@@ -120,7 +121,7 @@ TableFile = Annotated[
 
 @configured(without=("algorithm", "with_", "without", "set_"))
 def compare(
-    table: dict[str, Any],
+    given: Given,
     methods: Methods = "fedavg,scaffold,fedsat",
     seeds: Seeds = 1,
     set_: Settings = None,
@@ -139,7 +140,7 @@ def compare(
     if table_file is not None:
         check_table(table_file)
     console = Console()
-    jobs = plan(table, read_names(methods), seeds, read_settings(set_ or []), read_grid(grid or []))
+    jobs = plan(given, read_names(methods), seeds, read_settings(set_ or []), read_grid(grid or []))
     folder = out or Path("runs") / folder_name(jobs[0].config, "compare")
     outcome = carry_out(ConsoleDisplay(console), jobs, Shelf(folder), at_once)
     if outcome.runs:

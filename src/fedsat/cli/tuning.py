@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -22,6 +22,7 @@ from fedsat.cli.options import (
 )
 from fedsat.cli.sections import SEARCH
 from fedsat.experiment.config import Config
+from fedsat.experiment.defaults import Given
 from fedsat.experiment.jobs import contenders, folder_name
 from fedsat.experiment.store import Shelf
 from fedsat.experiment.tuning import HOLDOUT, Search
@@ -32,7 +33,7 @@ from fedsat.report.tuning import TRIALS, Tuning
 
 @configured(without=("algorithm", "with_", "without", "set_", "holdout"))
 def tune(
-    table: dict[str, Any],
+    given: Given,
     methods: Methods = "fedavg,scaffold,fedsat",
     seeds: Seeds = 1,
     set_: Settings = None,
@@ -73,10 +74,10 @@ def tune(
     OUT gets the table tuning.csv, and the chosen configuration of each method in best/METHOD.toml.
     """
     console = Console()
-    table = {**table, "holdout": holdout}
-    found = contenders(table, read_names(methods), seeds, read_settings(set_ or []), read_grid(grid or []))
+    given = given.also([("holdout", holdout)])
+    found = contenders(given, read_names(methods), seeds, read_settings(set_ or []), read_grid(grid or []))
     search = Search.of(found, metric, trials, sampler)
-    folder = out or Path("runs") / folder_name(Config.of(table), "tune")
+    folder = out or Path("runs") / folder_name(Config.of(given.table), "tune")
     done, outcome = search.run(ConsoleDisplay(console), Shelf(folder), at_once)
     tuning = Tuning(done, search.metric, outcome.failures)
     console.print(terminal_table(tuning.table))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -24,6 +24,9 @@ from fedsat.data.schema import Columns, Schema
 from fedsat.data.splits import hold_out
 from fedsat.errors import DataError
 from fedsat.seeding import Indices
+
+if TYPE_CHECKING:
+    from fedsat.data.tables import Rows
 
 Moments = tuple[tuple[float, ...], tuple[float, ...]]
 """Mean and standard deviation of each channel."""
@@ -84,6 +87,8 @@ class Dataset:
     """The clients' names, if they have any."""
     schema: Schema | None = None
     """The columns of a table and how rows become inputs; None for other data."""
+    rows: Rows | None = None
+    """The rows of a table, from which a part of its training rows gets a schema of its own."""
 
     @classmethod
     def from_table(cls, table: Any, *, name: str | None = None, seed: int = 0, **columns: Any) -> Dataset:

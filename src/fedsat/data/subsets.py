@@ -28,7 +28,7 @@ def long_tailed(dataset: Dataset, imbalance: float, seed: int) -> Dataset:
     shuffled = generator(seed, "imbalance").permutation(len(labels))
     kept = [shuffled[labels[shuffled] == label][:size] for label, size in enumerate(sizes)]
     note = f"imbalance {imbalance:g}: the classes have {sizes[0]:,} to {sizes[-1]:,} training samples"
-    return _trained_on(dataset, np.sort(np.concatenate(kept)), f"imbalance {imbalance:g}", note)
+    return _part(dataset, np.sort(np.concatenate(kept)), None, f"imbalance {imbalance:g}", note)
 
 
 def long_tail(counts: Indices, imbalance: float) -> Indices:
@@ -45,15 +45,22 @@ def with_holdout(dataset: Dataset, share: float, seed: int) -> Dataset:
     if not len(held):
         raise DataError(f"{dataset.name}: no class has two samples, so holdout is impossible; set it to 0")
     note = f"holdout {share:g}: {len(held):,} of {len(dataset.train):,} training samples replace the test set"
-    return replace(_trained_on(dataset, kept, f"holdout {share:g}", note), test=dataset.train.take(held))
+    return _part(dataset, kept, held, f"holdout {share:g}", note)
 
 
-def _trained_on(dataset: Dataset, kept: Indices, setting: str, note: str) -> Dataset:
-    """Return the dataset with the training samples `kept`, and the note added."""
+def _part(dataset: Dataset, kept: Indices, held: Indices | None, setting: str, note: str) -> Dataset:
+    """Return the dataset with the training samples `kept`, those held out as test set (if any), and the note added.
+
+    A table gets the schema of the training rows that are left, so that none of the others shows in its statistics.
+    """
     owners = None if dataset.owners is None else dataset.owners[kept]
     if owners is not None:
         empty = np.flatnonzero(np.bincount(owners, minlength=dataset.clients or 0) == 0)
         if len(empty):
             raise DataError(f"{dataset.name}: {setting} leaves client {empty[0]} without a sample; use a smaller value")
     notes = "; ".join(text for text in (dataset.note, note) if text)
-    return replace(dataset, train=dataset.train.take(kept), owners=owners, note=notes)
+    if dataset.rows is not None:
+        made = dataset.rows.part(kept, held).dataset(dataset.name)
+        return replace(made, owners=owners, client_names=dataset.client_names, note=notes)
+    test = dataset.test if held is None else dataset.train.take(held)
+    return replace(dataset, train=dataset.train.take(kept), test=test, owners=owners, note=notes)

@@ -7,7 +7,7 @@ import gzip
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +53,7 @@ def load_part(path: Path, columns: Columns, seed: int, schema: Schema) -> Datase
         frame = read(path, Columns())
         named = columns.test_column in frame.columns
         test = rows_to_test(frame, str(columns.test_column)) if named else held_out(schema.labels(frame), seed)
-        return _dataset(path.resolve().name, frame, test, schema, lacking=True)
+        return _dataset(path.resolve().name, Rows(frame[~test], frame[test], columns), schema, lacking=True)
 
 
 def of_frame(frame: pd.DataFrame, columns: Columns, name: str, seed: int) -> Dataset:
@@ -66,8 +66,7 @@ def of_frame(frame: pd.DataFrame, columns: Columns, name: str, seed: int) -> Dat
         labels = np.unique(label_texts(frame[columns.label]).to_numpy(str), return_inverse=True)[1].astype(np.int64)
         test = held_out(labels, seed, None if clients is None else number_clients(clients, len(frame), name))
         note = held_out_note(name, int(test.sum()), len(frame), seed)
-    schema = Schema.of(frame[~test], columns)
-    made = replace(_dataset(name, frame, test, schema), note=note)
+    made = replace(Rows(frame[~test], frame[test], columns).dataset(name), note=note)
     if clients is None:
         return made
     own = clients[~test]
@@ -83,12 +82,27 @@ def count_clients(path: Path, columns: Columns) -> int:
         return len(np.unique(clients[train]))
 
 
-def _dataset(
-    name: str, frame: pd.DataFrame, test: NDArray[np.bool_], schema: Schema, *, lacking: bool = False
-) -> Dataset:
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The rows that a dataset is made of, as they are in the table."""
+
+    train: pd.DataFrame
+    test: pd.DataFrame
+    columns: Columns
+
+    def part(self, kept: Indices, held: Indices | None) -> Rows:
+        """Return some of the training rows; those held out, if any, replace the test rows."""
+        return Rows(self.train.iloc[kept], self.test if held is None else self.train.iloc[held], self.columns)
+
+    def dataset(self, name: str) -> Dataset:
+        """Return the dataset of the rows, with the schema of the training rows."""
+        return replace(_dataset(name, self, Schema.of(self.train, self.columns)), rows=self)
+
+
+def _dataset(name: str, rows: Rows, schema: Schema, *, lacking: bool = False) -> Dataset:
     """Return the dataset of the rows. The schema has normalised them, so engines must not do it again."""
-    train, tested = (Split(schema.encode(rows), schema.labels(rows)) for rows in (frame[~test], frame[test]))
-    return Dataset(name, train, tested, schema.classes, lacking=lacking, agreed=unchanged(schema.width), schema=schema)
+    train, test = (Split(schema.encode(part), schema.labels(part)) for part in (rows.train, rows.test))
+    return Dataset(name, train, test, schema.classes, lacking=lacking, agreed=unchanged(schema.width), schema=schema)
 
 
 def unchanged(width: int) -> Moments:

@@ -1,7 +1,8 @@
 """Local steps as CUDA graphs: a step of a small network is hundreds of tiny kernels, captured once and replayed.
 
 A graph reads and writes fixed memory. The lanes, the received model and the round's table of batches therefore have
-their own buffers, a counter on the device selects the batch, and nothing waits for the host during a round.
+their own buffers, a counter on the device selects the batch, and nothing waits for the host during a round. If the
+learning rate changes between rounds, it is read from the device as well.
 """
 
 from __future__ import annotations
@@ -31,12 +32,11 @@ class GraphedSteps:
         self._plan: Plan | None = None
         self._pool = torch.cuda.graph_pool_handle()  # graphs never run at the same time, so they can share memory
         self._counter = torch.zeros(1, dtype=torch.int64, device=engine.device)
+        kind = next(iter(engine.initial_model.params.values())).dtype
+        self._rate = torch.zeros((), dtype=kind, device=engine.device)
 
     def load(self, plan: Plan) -> GraphedSteps:
-        """Prepare a round; graphs of earlier rounds are reused if the round fits into their memory, at the same rate.
-
-        The rate is a constant of every captured step, whatever a method does with it, so another rate needs new graphs.
-        """
+        """Prepare a round; graphs of earlier rounds are reused if the round fits into their memory."""
         if self._plan is None or not _fits(plan, self._plan):
             self._forget()
             self._plan = _roomy(plan)
@@ -48,8 +48,9 @@ class GraphedSteps:
         self._plan.table[:steps, :lanes].copy_(plan.table)
         if plan.crops is not None and self._plan.crops is not None:
             self._plan.crops[:steps, :lanes].copy_(plan.crops)
-        self._plan = replace(self._plan, partial=plan.partial)
+        self._plan = replace(self._plan, lr=plan.lr, partial=plan.partial)
         self._counter.zero_()
+        self._rate.fill_(plan.lr)
         return self
 
     def enter(self, newcomers: Lanes, places: list[int]) -> None:
@@ -92,11 +93,15 @@ class GraphedSteps:
         torch.cuda.current_stream(self._engine.device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            after = Lanes.of(lanes.trees())
-            self._advance(after, width, padded)
-            hand_over(lanes.trees(), after.trees())
-            self._counter.add_(1)
+            self._step(lanes, width, padded)
         return graph
+
+    def _step(self, lanes: Lanes, width: int, padded: bool) -> None:
+        """Take one step within the fixed memory; this is what a graph repeats."""
+        after = Lanes.of(lanes.trees())
+        self._advance(after, width, padded)
+        hand_over(lanes.trees(), after.trees())
+        self._counter.add_(1)
 
     def _advance(self, lanes: Lanes, width: int, padded: bool) -> None:
         assert self._plan is not None
@@ -105,12 +110,14 @@ class GraphedSteps:
         crops = None if plan.crops is None else plan.crops[:, :width].index_select(0, self._counter)[0]
         batch = self._engine.batch(rows, crops)
         task = stepping_task(self._engine, self._network, plan, lanes)
+        if not self._engine.training.lr_schedule.constant:
+            task = replace(task, lr=self._rate)
         advance(self._engine, self._network, task, lanes, batch, padded)
 
 
 def _fits(plan: Plan, room: Plan) -> bool:
     (steps, lanes, width), (most_steps, most_lanes, same_width) = plan.table.shape, room.table.shape
-    return plan.lr == room.lr and steps <= most_steps and lanes <= most_lanes and width == same_width
+    return steps <= most_steps and lanes <= most_lanes and width == same_width
 
 
 def _roomy(plan: Plan) -> Plan:

@@ -93,7 +93,8 @@ class SequentialEngine(BaseEngine):
         result = LocalResult(params, _with_axis(buffers), torch.tensor([steps], device=self.device), costs)
         with torch.no_grad():
             state, upload = algorithm.end(task, carry, result)
-        updates = self.updates([client], Model(result.params, result.buffers), upload, result.steps, task.lr)
+        lr = self.training.lr_in(round_number)
+        updates = self.updates([client], Model(result.params, result.buffers), upload, result.steps, lr)
         checked(state, f"{type(algorithm).__name__}.end")
         return TrainedRound(updates, [{**state, "objective": objective.end(costs)}], meters)
 

@@ -19,7 +19,7 @@ from fedsat.engine.lanes import Stretch
 from fedsat.engine.network import Factors
 from fedsat.engine.threads import ThreadChoice
 from fedsat.rounds.local import meter
-from fedsat.tree import State, Tree, add, tree_map
+from fedsat.tree import State, Tree, add, add_in_place, tree_map
 
 
 class StackedNetwork(Network, Protocol):
@@ -187,20 +187,22 @@ def advance(engine: BaseEngine, network: StackedNetwork, task: Task, lanes: Lane
     lanes.meters = meter(lanes.meters, means.detach())
 
 
-def descend_in_place(params: Tree, pull: Tree | None, costs: Tensor, factors: Sequence[Factors], lr: float) -> None:
+def descend_in_place(
+    params: Tree, pull: Tree | None, costs: Tensor, factors: Sequence[Factors], lr: float | Tensor
+) -> None:
     """Apply θ ← θ − η (∇L + pull) in place, where L are the clients' costs [C].
 
     Gradients given as factors are multiplied and added to the weights in one operation. On a CPU, storing the gradient
-    first would cost as much time as the product itself.
+    first would cost as much time as the product itself. On a GPU, there are none.
     """
     targets: list[Any] = [*params.values(), *(product.out for product in factors)]  # tensors and edges
     grads = torch.autograd.grad(costs.sum(), targets, allow_unused=True)
     with torch.no_grad():
         if pull is not None:
-            torch._foreach_add_(list(params.values()), [pull[name] for name in params], alpha=-lr)
+            add_in_place(list(params.values()), [pull[name] for name in params], -lr)
         formed = [(tensor, grad) for tensor, grad in zip(params.values(), grads, strict=False) if grad is not None]
         if formed:
-            torch._foreach_add_([tensor for tensor, _ in formed], [grad for _, grad in formed], alpha=-lr)
+            add_in_place([tensor for tensor, _ in formed], [grad for _, grad in formed], -lr)
         for product, grad in zip(factors, grads[len(params) :], strict=True):
             if grad is not None:
-                product.weight.baddbmm_(grad, product.columns.transpose(1, 2), alpha=-lr)
+                product.weight.baddbmm_(grad, product.columns.transpose(1, 2), alpha=-float(lr))

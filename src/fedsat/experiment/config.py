@@ -165,9 +165,12 @@ class Config:
     def _check_training(self) -> None:
         """Refuse local training under which the method's formulas do not hold, and settings that have no effect."""
         given = {**vars(self.optimizer), "steps": self.steps}
+        if type(self.optimizer) is not SGD:
+            given["optimizer"] = optimizers.name_of(self.optimizer)
         for name, why in self.algorithm.refuses.items():
-            if given.get(name):
-                raise UsageError(f"{self.method} does not take {name} (here {given[name]:g}): {why}")
+            if value := given.get(name):
+                here = value if isinstance(value, str) else f"{value:g}"
+                raise UsageError(f"{self.method} does not take {name} (here {here}): {why}")
         if self.lr_schedule.warmup >= self.rounds:
             raise UsageError(f"lr_schedule.warmup is {self.lr_schedule.warmup}; the run has {self.rounds} rounds")
         if self.restore_best and not self.early_stop:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fedsat.data import Columns, Dataset, partitions
 from fedsat.data.loading import builtin_columns, table_path
 from fedsat.data.tables import count_clients
 from fedsat.experiment.config import Config
+from fedsat.experiment.settings import override
 
 
 def brought_by_dataset(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -32,3 +34,27 @@ def brought_by_dataset(given: Mapping[str, Any]) -> dict[str, Any]:
         if clients < Config.per_round:
             brought["per_round"] = clients
     return {name: value for name, value in brought.items() if name not in given}
+
+
+@dataclass(frozen=True)
+class Given:
+    """The settings that a user gave. Together with those that the dataset brings, they make the table of a run."""
+
+    settings: Sequence[tuple[str, Any]] = ()
+    base: Mapping[str, Any] | None = None
+    """The table of a configuration file, which the settings override."""
+    on: Sequence[str] = ()
+    """Parts that are added to the method."""
+    off: Sequence[str] = ()
+    """Parts that are left out of it."""
+
+    def also(self, settings: Iterable[tuple[str, Any]]) -> Given:
+        """Return these settings and further ones, which override them."""
+        return replace(self, settings=[*self.settings, *settings])
+
+    @property
+    def table(self) -> dict[str, Any]:
+        """The complete table of settings."""
+        base = self.base or {}
+        brought = brought_by_dataset({**base, **dict(self.settings)})
+        return override(base, [*brought.items(), *self.settings], self.on, self.off)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, TypeVar
 
 from fedsat.algorithms import algorithms
 from fedsat.errors import UsageError, unknown
 from fedsat.experiment.config import Config
+from fedsat.experiment.defaults import Given
 from fedsat.experiment.parts import method_parts
 from fedsat.experiment.settings import full_name, names_a_part, override, setting_names
 from fedsat.experiment.store import file_name
+from fedsat.options import options_of
 
 TAKEN_FROM = {"seed": "--seed and --seeds", "algorithm": "--methods"}
 """Settings for which a comparison has its own options."""
@@ -35,9 +38,26 @@ class Job:
 class Contender:
     """A method with its settings, and the values of the grid that apply to it."""
 
-    table: dict[str, Any]
+    given: Given
+    name: str
+    """The method as the user wrote it, such as `fedsat-pwa`."""
+    settings: Sequence[tuple[str, Any]]
+    """Settings for all methods that have them."""
     grid: Mapping[str, Sequence[Any]]
     seeds: int
+
+    @cached_property
+    def table(self) -> dict[str, Any]:
+        """The complete table of settings, without a choice of the grid."""
+        return self.table_of(())
+
+    def table_of(self, choice: Choice) -> dict[str, Any]:
+        """Return the complete table of settings with a choice of the grid. A dataset in it brings its own defaults."""
+        given = self.given.also((key, value) for key, value in choice if key in options_of(Config))
+        own = override(given.table, *method_parts(self.name))
+        parts = [(key, value) for key, value in self.settings if names_a_part(key)]  # they have options of their own
+        own = override(own, _had(own, parts))
+        return override(own, [*_had(own, self.settings), *choice])
 
     @property
     def method(self) -> str:
@@ -51,16 +71,16 @@ class Contender:
 
     def jobs(self, choice: Choice) -> list[Job]:
         """Return one job for each seed."""
-        jobs = []
-        for seed in range(self.table["seed"], self.table["seed"] + self.seeds):
-            config = Config.of(override(self.table, [*choice, ("seed", seed)]))
+        jobs, table = [], self.table_of(choice)
+        for seed in range(table["seed"], table["seed"] + self.seeds):
+            config = Config.of(override(table, [("seed", seed)]))
             words = [config.method, *(f"{key}={value}" for key, value in choice), f"seed{seed}"]
             jobs.append(Job("-".join(words), config))
         return jobs
 
 
 def contenders(
-    table: Mapping[str, Any],
+    given: Given,
     methods: Sequence[str],
     seeds: int,
     settings: Sequence[tuple[str, Any]],
@@ -69,23 +89,20 @@ def contenders(
     """Return one contender for each method. A method gets only the settings that it has."""
     if not methods:
         raise UsageError(f"no method is given; known: {', '.join(algorithms)}")
-    tables = [override(table, *method_parts(name)) for name in dict.fromkeys(methods)]
-    parts = [(key, value) for key, value in settings if names_a_part(key)]  # they have options of their own
-    tables = [override(own, _had(own, parts)) for own in tables]
-    _check_names([key for key, _ in (*settings, *grid)], tables)
-    owns = [override(plain, _had(plain, settings)) for plain in tables]
-    return [Contender(own, dict(_had(own, grid)), seeds) for own in owns]
+    plain = [Contender(given, name, settings, {}, seeds) for name in dict.fromkeys(methods)]
+    _check_names([key for key, _ in (*settings, *grid)], [each.table for each in plain])
+    return [replace(each, grid=dict(_had(each.table, grid))) for each in plain]
 
 
 def plan(
-    table: Mapping[str, Any],
+    given: Given,
     methods: Sequence[str],
     seeds: int,
     settings: Sequence[tuple[str, Any]],
     grid: Sequence[tuple[str, Sequence[Any]]],
 ) -> list[Job]:
     """Return one job for each method, choice of the grid and seed."""
-    found = contenders(table, methods, seeds, settings, grid)
+    found = contenders(given, methods, seeds, settings, grid)
     return [job for contender in found for choice in contender.choices for job in contender.jobs(choice)]
 
 

@@ -25,11 +25,11 @@ from fedsat.engine.network import ModuleNetwork, initial_weights
 from fedsat.errors import FedsatError, UsageError
 from fedsat.experiment.checkpoint import RunState
 from fedsat.experiment.config import Config, read
-from fedsat.experiment.defaults import brought_by_dataset
+from fedsat.experiment.defaults import Given
 from fedsat.experiment.environment import pick_device
 from fedsat.experiment.folder import RunFolder, free_folder
 from fedsat.experiment.run import Run, train
-from fedsat.experiment.settings import override, parse_value
+from fedsat.experiment.settings import parse_value
 from fedsat.experiment.setup import Setup
 from fedsat.flower.exchange import Exchange
 from fedsat.flower.members import Members
@@ -71,8 +71,7 @@ def read_run_config(given: Mapping[str, Any]) -> tuple[Config, Terms, Path]:
     settings = {key.replace("-", "_"): _value(value) for key, value in given.items() if value != ""}
     terms = Terms(**{name: settings.pop(name) for name in options_of(Terms) if name in settings})
     file, out = settings.pop("config", None), settings.pop("out", None)
-    base = read(Path(file)) if file else {}
-    config = Config.of(override({**brought_by_dataset({**base, **settings}), **base}, settings.items()))
+    config = Config.of(Given(list(settings.items()), read(Path(file)) if file else None).table)
     return config, terms, Path(out) if out else free_folder(Path("runs"), f"flower-{config.method}-seed{config.seed}")
 
 

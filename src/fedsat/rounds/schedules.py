@@ -25,6 +25,11 @@ class LrSchedule:
     def __post_init__(self) -> None:
         check(self, "lr_schedule")
 
+    @property
+    def constant(self) -> bool:
+        """Whether all rounds have the same rate."""
+        return type(self) is LrSchedule and not self.warmup
+
     def factor(self, round_number: int, rounds: int) -> float:
         """Return η_t/η for a round, counted from 1, of a run with `rounds` rounds."""
         if round_number <= self.warmup:
