@@ -210,7 +210,7 @@ WRONG_COUNTS = {
     "predictions for": lambda c: np.stack([c[0] + 1, c[1], c[2]]),
     "int64 [3, 2], not": lambda c: c[:, :2],
     "float64": lambda c: c.astype(np.float64),
-    "no samples": lambda c: c * 0,
+    "counts: 0 samples, but it has": lambda c: c * 0,
     "a value is negative or too large": lambda c: c + 2**50,
 }
 
@@ -247,7 +247,7 @@ def test_a_client_whose_own_counts_are_wrong_is_left_out(clouds: Path) -> None:
     lie = changed("counts", lambda arrays: first(arrays, lambda c: c * 2))
     grid.faults[node_of(grid, 1)] = only_for("train", lie)
     run = run_federation(grid, configure(clouds, algorithm="fedsat", rounds=1))
-    assert "samples, but it trained on" in notes(run, 1)[1]
+    assert "samples, but it has" in notes(run, 1)[1]
     assert 1 not in run.records[0].clients
 
 

@@ -20,6 +20,7 @@ from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 
 from fedsat.flower import masks
 from fedsat.flower.client import handle
+from fedsat.flower.influence import pooled_moments
 from fedsat.flower.memory import Memory
 from fedsat.flower.messages import (
     Evaluate,
@@ -34,7 +35,7 @@ from fedsat.flower.messages import (
 )
 from fedsat.flower.node_data import federation_of, load_share
 from fedsat.flower.records import Message, MessageError, size
-from fedsat.flower.server import pooled_moments, read_run_config
+from fedsat.flower.server import read_run_config
 from fedsat.flower.terms import Terms
 from fedsat.flower.transport import readable_reason
 
@@ -44,7 +45,7 @@ STATE = {"direction": {"w": torch.ones(2, 3)}}
 COUNTS = torch.tensor([[3, 1], [2, 1], [2, 2]])
 MESSAGES: list[Message] = [
     Hello(RUN),
-    NodeInfo(3, (1, 28, 28), 5, "ab" * 32, {"samples": torch.tensor(5), "mean": torch.zeros(1)}, {}),
+    NodeInfo(3, (1, 28, 28), 5, "ab" * 32, {"mean": torch.zeros(1)}, {}, 2, 1),
     NodeInfo(-1, (6,), 5, "ab" * 32, {}, {"class_counts": torch.tensor([5, 0])}),
     Train(RUN, 2, 5, 3, MODEL, STATE, True),
     Trained(MODEL, STATE, 10, 20, 3.5, False, {"counts": COUNTS}),
@@ -85,7 +86,7 @@ def test_other_versions_and_other_messages_are_refused() -> None:
     with pytest.raises(MessageError, match="not a 'node_info' message"):
         NodeInfo.unpack(records)
     records.config_records["fedsat"]["version"] = 99
-    with pytest.raises(MessageError, match="message version 99, expected 3; install the same version"):
+    with pytest.raises(MessageError, match="message version 99, expected 4; install the same version"):
         Hello.unpack(records)
     with pytest.raises(MessageError, match="not a 'hello' message"):
         Hello.unpack(RecordDict())
@@ -125,7 +126,7 @@ def test_broken_messages_raise_only_message_errors(data: st.DataObject) -> None:
     ("reason", "readable"),
     [
         ("<class 'fedsat.errors.DataError'>:<'there is no folder x'>", "there is no folder x"),
-        ("<class 'RuntimeError'>:<'two\nlines'>", "RuntimeError: two\nlines"),
+        ("<class 'RuntimeError'>:<'two\nlines'>", "RuntimeError: two lines"),
         ("node unavailable", "node unavailable"),
         (None, "an error without a reason"),
     ],
@@ -183,7 +184,7 @@ def test_pooled_moments_by_hand() -> None:
     values = np.array([[1.0, 4.0], [2.0, 4.0], [6.0, 4.0]])
     infos = []
     for part in (values[:1], values[1:]):
-        moments = {"samples": len(part), "mean": part.mean(0), "variance": part.var(0)}
+        moments = {"mean": part.mean(0), "variance": part.var(0)}
         infos.append(
             NodeInfo(-1, (2,), len(part), "", {name: torch.as_tensor(value) for name, value in moments.items()})
         )

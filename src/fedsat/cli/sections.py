@@ -34,7 +34,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     TRAINING: ("model", "rounds", "epochs", "steps", "batch_size", "lr", "lr_schedule", "warmup", "average", "seed"),
     OPTIMIZER: ("optimizer", "momentum", "nesterov", "weight_decay", "clip"),
     STOPPING: ("early_stop", "patience", "min_gain", "restore_best", "minutes"),
-    NODES: ("min_fraction", "timeout", "retries", "wait", "worker_counts", "test", "schema"),
+    NODES: ("min_fraction", "timeout", "retries", "wait", "max_weight", "worker_counts", "test", "schema"),
     FAULTS: ("dropout", "stragglers", "attack", "attackers", "max_norm"),
     EVALUATION: ("evaluate_every", "client_accuracy", "metrics"),
     MACHINE: ("engine", "device", "precision"),

@@ -1,39 +1,89 @@
-"""Checks of what nodes send, before it is used. A failed check raises a `RefusedError` with the reason."""
+"""Checks of what nodes send, before it is used. A failed check raises a `RefusedError` with the reason.
+
+What a node says about its samples at its first greeting is what it is held to: the number that it trains on, evaluates
+on, and tests on.
+"""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
 
 from fedsat.algorithms import Model
-from fedsat.flower.messages import Trained
+from fedsat.flower import masks
+from fedsat.flower.messages import NodeInfo, RunSpec, Trained
 from fedsat.tree import State, Tree
 
 MOST = 2**40
 """More samples than any node has, but small enough for exact sums of counts."""
+
+LARGEST = 1e15
+"""Larger than any number in a useful model, but small enough for finite sums and squares in float32."""
+
+AXES, VALUES = 4, 2**26
+"""The most axes and values that a sample may have."""
 
 
 class RefusedError(Exception):
     """A reply is not used; the message is the reason."""
 
 
-def check_update(reply: Trained, model: Model, uploads: State) -> None:
-    """Refuse an update that is not finite, or differs in shape from the model and the method's uploads."""
+def check_info(info: NodeInfo, run: RunSpec, clients: int) -> None:
+    """Refuse an introduction that no node with samples can send."""
+    if not (1 <= len(info.shape) <= AXES and min(info.shape) >= 1 and math.prod(info.shape) <= VALUES):
+        raise RefusedError(f"shape: {list(info.shape[: AXES + 1])} is not that of a sample")
+    if not -1 <= info.number < clients:
+        raise RefusedError(f"it is partition {info.number}; the run has {clients} clients")
+    if not (1 <= info.samples <= MOST and 0 <= info.validation <= MOST and 0 <= info.tested <= MOST):
+        raise RefusedError(f"samples: {info.samples}, {info.validation} and {info.tested} are not possible numbers")
+    if bool(info.validation) and not run.settings["validation"]:
+        raise RefusedError(f"validation: it sets {info.validation} samples aside, but the run has no validation")
+    if bool(info.tested) != run.held_out:
+        raise RefusedError(f"tested: it holds out {info.tested} samples")
+    if not masks.usable(info.key):
+        raise RefusedError("key: it is not a public key with which secrets can be agreed")
+    if run.held_out:
+        check_moments(info.moments, channels=info.shape[0])
+    if run.settings["client_accuracy"] == "test-split":
+        check_class_counts(info.class_counts, len(run.class_names), info.samples + info.validation)
+
+
+def check_same(info: NodeInfo, first: NodeInfo) -> None:
+    """Refuse a client that has other samples than at its first greeting."""
+    for name in ("samples", "validation", "tested"):
+        now, before = getattr(info, name), getattr(first, name)
+        if now != before:
+            raise RefusedError(f"{name}: {now}, but {before} at the client's first greeting")
+    if info.class_counts and (info.class_counts["class_counts"] != first.class_counts["class_counts"]).any():
+        raise RefusedError("class counts: other than at the client's first greeting")
+
+
+def check_update(reply: Trained, model: Model, uploads: State, samples: int, steps: int) -> None:
+    """Refuse an update that differs in shape from the model and the method's uploads, or is not finite.
+
+    It must come from as many samples as the node greeted with, and as many steps as these take.
+    """
     check_tree("parameters", reply.model.params, model.params)
     check_tree("buffers", reply.model.buffers, model.buffers)
     if reply.uploads.keys() != uploads.keys():
         raise RefusedError(f"it uploads {_names(reply.uploads)}, but the method expects {_names(uploads)}")
     for name, tree in uploads.items():
         check_tree(name, reply.uploads[name], tree)
-    if reply.steps < 1 or reply.samples < 1:
-        raise RefusedError(f"it reports {reply.steps} steps on {reply.samples} samples")
+    if (reply.steps, reply.samples) != (steps, samples):
+        raise RefusedError(
+            f"it reports {reply.steps} steps on {reply.samples} samples, but was asked for {steps} on its {samples}"
+        )
+    if not abs(reply.loss) <= LARGEST:
+        raise RefusedError("loss: it is not finite")
 
 
 def check_tree(what: str, sent: Tree, wanted: Tree) -> None:
     """Refuse unknown or missing names, wrong shapes or types, and values that are not finite."""
     if sent.keys() != wanted.keys():
         wrong = sorted(sent.keys() ^ wanted.keys())[0]
-        raise RefusedError(f"{what}: {wrong!r} is {'unknown' if wrong in sent else 'missing'}")
+        raise RefusedError(f"{what}: {wrong[:40]!r} is {'unknown' if wrong in sent else 'missing'}")
     for name, tensor in sent.items():
         if tensor.shape != wanted[name].shape or tensor.dtype != wanted[name].dtype:
             raise RefusedError(
@@ -42,10 +92,12 @@ def check_tree(what: str, sent: Tree, wanted: Tree) -> None:
             )
         if not bool(torch.isfinite(tensor).all()):
             raise RefusedError(f"{what}: {name!r} is not finite")
+        if tensor.numel() and max(abs(float(extreme)) for extreme in tensor.aminmax()) > LARGEST:
+            raise RefusedError(f"{what}: {name!r} has a value above {LARGEST:g}")
 
 
-def check_counts(counts: Tensor | None, classes: int, *, may_be_empty: bool) -> Tensor:
-    """Return a worker's counts [3, m] (Z, TP, T); refuse counts that no evaluation can produce."""
+def check_counts(counts: Tensor | None, classes: int, samples: int) -> Tensor:
+    """Return a worker's counts [3, m] (Z, TP, T) on `samples` samples; refuse counts that no evaluation can produce."""
     if counts is None:
         raise RefusedError("counts: missing")
     if counts.shape != (3, classes) or counts.dtype != torch.int64:
@@ -57,20 +109,31 @@ def check_counts(counts: Tensor | None, classes: int, *, may_be_empty: bool) -> 
         raise RefusedError("counts: more correct predictions of a class than predictions or samples of it")
     if int(predicted.sum()) != int(labels.sum()):
         raise RefusedError(f"counts: {int(predicted.sum())} predictions for {int(labels.sum())} samples")
-    if int(labels.sum()) == 0 and not may_be_empty:
-        raise RefusedError("counts: no samples")
+    if int(labels.sum()) != samples:
+        raise RefusedError(f"counts: {int(labels.sum())} samples, but it has {samples}")
     return counts
 
 
-def check_confusion(confusion: Tensor | None, models: int, classes: int) -> Tensor:
-    """Return a node's confusion matrices [models, m, m]; refuse them unless all count the same samples."""
+def check_confusion(confusion: Tensor | None, models: int, classes: int, samples: int) -> Tensor:
+    """Return a node's confusion matrices [models, m, m]; refuse them unless all count the same `samples` samples."""
     if confusion is None or confusion.shape != (models, classes, classes) or confusion.dtype != torch.int64:
         raise RefusedError(f"confusion: not integers [{models}, {classes}, {classes}]")
-    if bool(((confusion < 0) | (confusion > MOST)).any()) or int(confusion[0].sum()) == 0:
-        raise RefusedError("confusion: a value is negative or too large, or there are no samples")
+    if bool(((confusion < 0) | (confusion > MOST)).any()):
+        raise RefusedError("confusion: a value is negative or too large")
     if bool((confusion.sum(-1) != confusion[0].sum(-1)).any()):
         raise RefusedError("confusion: the models were evaluated on different samples")
+    if int(confusion[0].sum()) != samples:
+        raise RefusedError(f"confusion: {int(confusion[0].sum())} samples, but it holds out {samples}")
     return confusion
+
+
+def check_losses(losses: Tensor | None, models: int) -> Tensor:
+    """Return a node's mean loss with each model."""
+    if losses is None or losses.shape != (models,) or losses.dtype != torch.float64:
+        raise RefusedError(f"loss: not {models} numbers")
+    if bool((losses.abs() > LARGEST).any()):  # NaN is the loss of a model that has diverged
+        raise RefusedError(f"loss: above {LARGEST:g}")
+    return losses
 
 
 def check_accuracies(accuracies: Tensor | None, models: int) -> Tensor:
@@ -84,19 +147,19 @@ def check_accuracies(accuracies: Tensor | None, models: int) -> Tensor:
 
 def check_moments(moments: Tree, channels: int) -> None:
     """Refuse moments that no samples can have."""
-    wanted = {"samples": torch.tensor(0), "mean": torch.zeros(channels, dtype=torch.float64)}
-    check_tree("moments", moments, {**wanted, "variance": wanted["mean"]})
-    if not 1 <= int(moments["samples"]) <= MOST or bool((moments["variance"] < 0).any()):
-        raise RefusedError("moments: a variance is negative, or there are no samples")
+    wanted = torch.zeros(channels, dtype=torch.float64)
+    check_tree("moments", moments, {"mean": wanted, "variance": wanted})
+    if bool((moments["variance"] < 0).any()):
+        raise RefusedError("moments: a variance is negative")
 
 
-def check_class_counts(class_counts: Tree, classes: int) -> None:
-    """Refuse class counts that no samples can have."""
+def check_class_counts(class_counts: Tree, classes: int, samples: int) -> None:
+    """Refuse class counts that `samples` samples cannot have."""
     check_tree("class counts", class_counts, {"class_counts": torch.zeros(classes, dtype=torch.int64)})
     counts = class_counts["class_counts"]
-    if bool(((counts < 0) | (counts > MOST)).any()) or not bool(counts.any()):
-        raise RefusedError("class counts: a value is negative or too large, or there are no samples")
+    if bool(((counts < 0) | (counts > MOST)).any()) or int(counts.sum()) != samples:
+        raise RefusedError(f"class counts: a value is negative, or they are not those of {samples} samples")
 
 
 def _names(state: State) -> str:
-    return ", ".join(state) or "nothing"
+    return ", ".join(name[:40] for name in list(state)[:5]) or "nothing"

@@ -33,7 +33,7 @@ from fedsat.flower.messages import (
     WorkerCounts,
 )
 from fedsat.flower.node_data import NodeConfig, federation_of, load_share, number_of
-from fedsat.flower.records import Message, MessageError
+from fedsat.flower.records import Message, MessageError, Stamp
 from fedsat.metrics import ClassCounts, expected_accuracy
 from fedsat.models import build_model
 from fedsat.seeding import Indices
@@ -55,7 +55,10 @@ def handle(kind: str, content: RecordDict, context: Context) -> RecordDict:
     """Handle a request of the given kind (Flower's message type), and return the content of the reply."""
     if kind not in HANDLERS:
         raise MessageError(f"unknown message type {kind!r}")
-    return HANDLERS[kind](content, context).pack()
+    reply, stamp = HANDLERS[kind](content, context).pack(), Stamp.of(content)
+    if stamp is not None:
+        stamp.put(reply)
+    return reply
 
 
 def hello(content: RecordDict, context: Context) -> NodeInfo:
@@ -68,11 +71,19 @@ def hello(content: RecordDict, context: Context) -> NodeInfo:
     moments, class_counts = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
     if request.run.held_out:
         mean, variance = map(torch.from_numpy, mean_and_variance(share.train.images))
-        moments = {"samples": torch.tensor(len(share.train)), "mean": mean, "variance": variance}
+        moments = {"mean": mean, "variance": variance}
     if config.client_accuracy == "test-split":
         class_counts = {"class_counts": torch.from_numpy(federation.class_mixes[0])}
-    samples, key = len(federation.order), masks.public_key(memory.secret)
-    return NodeInfo(number_of(node), share.input_shape, samples, key, moments, class_counts)
+    return NodeInfo(
+        number_of(node),
+        share.input_shape,
+        len(federation.order),
+        masks.public_key(memory.secret),
+        moments,
+        class_counts,
+        validation=len(federation.validation[0]) if federation.validation else 0,
+        tested=len(share.test) if request.run.held_out else 0,
+    )
 
 
 def train(content: RecordDict, context: Context) -> Trained:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 
 from flwr.app import ArrayRecord
 
-from fedsat.flower.records import Message, size
+from fedsat.flower.records import Message, Stamp, size
 from fedsat.flower.transport import Failure, Reply, Request, Transport
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 1.0
@@ -27,6 +28,8 @@ class Exchange:
     """Bytes received so far."""
     _open: dict[str, int] = field(default_factory=dict)
     """The node of each request that was sent by `post` and has no reply yet."""
+    _stamps: dict[str, Stamp] = field(default_factory=dict)
+    """What the reply to each open request must carry."""
 
     def nodes(self) -> set[int]:
         """Return the nodes that are connected."""
@@ -63,6 +66,8 @@ class Exchange:
             if not received:
                 time.sleep(pause)
                 pause = min(pause * 1.5, LONGEST_PAUSE)
+        for request_id in waiting:
+            del self._stamps[request_id]
         late = Failure(f"no reply in {time.monotonic() - began:.1f} s")
         return replies | dict.fromkeys(waiting.values(), late)
 
@@ -73,16 +78,23 @@ class Exchange:
             if request_id is not None:
                 self._open[request_id] = node
 
+    def forget(self, nodes: Set[int]) -> None:
+        """Stop waiting for replies of these nodes to posted messages."""
+        for request_id in [request_id for request_id, node in self._open.items() if node in nodes]:
+            del self._open[request_id], self._stamps[request_id]
+
     def collect(self) -> dict[int, Reply]:
         """Return the replies to posted messages that have arrived since the last call."""
         return {self._open.pop(request_id): reply for request_id, reply in self._receive(self._open).items()}
 
     def _send(self, node: int, message: Message, round_number: int, packed: dict[int, ArrayRecord]) -> str | None:
-        content = message.pack(packed)
+        content, stamp = message.pack(packed), Stamp(round_number, uuid.uuid4().hex)
+        stamp.put(content)
         # With the timeout as time to live, a node that is busy or offline never starts on an expired request.
         request_id = self.transport.send(Request(node, message.kind, content, round_number, self.timeout))
         if request_id is not None:
             self.down += size(content)
+            self._stamps[request_id] = stamp
         return request_id
 
     def _receive(self, waiting: Mapping[str, int]) -> dict[str, Reply]:
@@ -90,4 +102,11 @@ class Exchange:
             return {}
         replies = self.transport.receive(list(waiting))
         self.up += sum(size(reply) for reply in replies.values() if not isinstance(reply, Failure))
-        return replies
+        return {request_id: self._answer(request_id, reply) for request_id, reply in replies.items()}
+
+    def _answer(self, request_id: str, reply: Reply) -> Reply:
+        """Return a reply, unless it answers another request: one of an earlier round, or of another node."""
+        stamp = self._stamps.pop(request_id)
+        if isinstance(reply, Failure) or Stamp.of(reply) == stamp:
+            return reply
+        return Failure("its reply does not answer this request")

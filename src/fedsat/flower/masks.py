@@ -28,6 +28,15 @@ def public_key(secret: bytes) -> str:
     return X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw().hex()
 
 
+def usable(key: str) -> bool:
+    """Return whether secrets can be agreed with a public key; with some, such as zeros, every secret is the same."""
+    try:
+        X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(key)))
+    except ValueError:
+        return False
+    return True
+
+
 def masked(counts: Counts, own: int, secret: bytes, peers: Mapping[int, str], purpose: str) -> Counts:
     """Mask the `counts` of worker `own` with its `peers`, whose public keys are given by worker.
 

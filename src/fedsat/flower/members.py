@@ -8,21 +8,28 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from fedsat.flower.checks import RefusedError, check_class_counts, check_moments
+from fedsat.flower.checks import RefusedError, check_info, check_same
 from fedsat.flower.exchange import Exchange
 from fedsat.flower.messages import Hello, NodeInfo
-from fedsat.flower.records import Message, MessageError
+from fedsat.flower.records import Message, MessageError, clean
 from fedsat.flower.transport import Failure, Reply
 
 log = logging.getLogger("flwr")
 """Flower shows this log to the user who started the run."""
 
+NOTES = 20
+"""The most notes of a round, for each client."""
+
 PAUSE = 0.2
 """Seconds between polls while waiting for nodes."""
+
+LARGEST_INFO = 2**24
+"""Bytes of a node's introduction."""
 
 Received = TypeVar("Received", bound=Message)
 Checked = TypeVar("Checked")
@@ -37,13 +44,13 @@ class Members:
     clients: int
     """N, the number of clients."""
     shape: tuple[int, ...] | None = None
-    """The shape of a sample; if the server has no data, that of the first node."""
+    """The shape of a sample; if the server has no data, None until `agree_on_shape`."""
     round: int = 0
     """The current round."""
     nodes: dict[int, int] = field(default_factory=dict)
     """The node of each connected client."""
     infos: dict[int, NodeInfo] = field(default_factory=dict)
-    """The last introduction of each client that has ever been connected."""
+    """The first introduction of each client that has ever been connected, with the key of its present node."""
     _greeted: set[int] = field(default_factory=set)
     _queue: dict[int, NodeInfo] = field(default_factory=dict)
     _silent: set[int] = field(default_factory=set)
@@ -55,8 +62,12 @@ class Members:
         messages: Mapping[int, Message],
         kind: type[Received],
         check: Callable[[int, Received], Checked],
+        most: int,
     ) -> dict[int, Checked]:
-        """Send messages to clients and return the replies that pass `check`. All other clients are noted."""
+        """Send messages to clients and return the replies of at most `most` bytes that pass `check`.
+
+        All other clients are noted.
+        """
         self.refresh()
         nodes = {client: self.nodes[client] for client in messages if client in self.nodes}
         unreliable = {node for client, node in nodes.items() if client in self._silent}
@@ -66,13 +77,19 @@ class Members:
         for client in messages:
             reply = replies[nodes[client]] if client in nodes else Failure("its node is not connected")
             try:
-                accepted[client] = check(client, self._read(client, reply, kind))
+                accepted[client] = check(client, self._read(client, reply, kind, most))
             except (RefusedError, MessageError) as error:
                 self.note(client, stage, str(error))
         return accepted
 
     def note(self, client: int | None, stage: str, why: str) -> None:
-        """Add a note on a client, or on a node without a client, to the log and the record of this round."""
+        """Add a note on a client, or on a node without a client, to the log and the record of this round.
+
+        The reason may come from a node, so it is shortened, and a node cannot fill the record with notes.
+        """
+        why = clean(why)
+        if len(self._notes) >= NOTES * self.clients:
+            return
         self._notes.append({"client": client, "stage": stage, "why": why})
         log.warning("round %d, %s: %s%s", self.round, stage, "" if client is None else f"client {client}: ", why)
 
@@ -93,6 +110,7 @@ class Members:
             if node not in connected:
                 del self.nodes[client]
                 self.note(client, "members", "its node has left")
+        self.exchange.forget(self._greeted - connected)
         self._greeted &= connected
         self._queue = {node: info for node, info in self._queue.items() if node in connected}
         self.exchange.post(connected - self._greeted, self.hello)
@@ -103,6 +121,20 @@ class Members:
             if self._admit(node, info):
                 del self._queue[node]
 
+    def agree_on_shape(self) -> None:
+        """Use the shape of most nodes, or of those with the smallest client if there are several such shapes.
+
+        Nodes with other shapes do not participate.
+        """
+        shapes = [self.infos[client].shape for client in sorted(self.nodes)]
+        if self.shape is None and shapes:
+            self.shape = Counter(shapes).most_common(1)[0][0]
+            for client, info in list(self.infos.items()):
+                if info.shape != self.shape:
+                    self.note(client, "members", f"its samples have the shape {list(info.shape)}, not that of most")
+                    del self.infos[client]
+                    self.nodes.pop(client, None)
+
     def wait_for(self, wanted: set[int], seconds: float) -> None:
         """Wait until the clients `wanted` are connected, or the time is up."""
         deadline = time.monotonic() + seconds
@@ -111,43 +143,48 @@ class Members:
             time.sleep(PAUSE)
             self.refresh()
 
-    def _read(self, client: int, reply: Reply, kind: type[Received]) -> Received:
+    def _read(self, client: int, reply: Reply, kind: type[Received], most: int) -> Received:
         """Decode a reply. A client without a reply counts as silent, and another node may take its place."""
         if isinstance(reply, Failure):
             self._silent.add(client)
             raise RefusedError(reply.why)
         self._silent.discard(client)
-        return kind.unpack(reply)
+        return kind.unpack(reply, most)
 
     def _introduce(self, node: int, reply: Reply) -> None:
         """Read the introduction of a new node."""
         try:
             if isinstance(reply, Failure):
                 raise MessageError(reply.why)
-            info = NodeInfo.unpack(reply)
-            self.shape = self.shape or info.shape
-            if info.shape != self.shape:
-                raise MessageError(f"its samples have the shape {list(info.shape)}, not {list(self.shape)}")
-            if info.number >= self.clients:
-                raise MessageError(f"it is partition {info.number}; the run has {self.clients} clients")
-            if self.hello.run.held_out:
-                check_moments(info.moments, channels=info.shape[0])
-            if self.hello.run.settings["client_accuracy"] == "test-split":
-                check_class_counts(info.class_counts, len(self.hello.run.class_names))
+            info = NodeInfo.unpack(reply, LARGEST_INFO)
+            check_info(info, self.hello.run, self.clients)
             self._queue[node] = info
         except (RefusedError, MessageError) as error:
             self.note(None, "members", f"node {node} cannot participate: {error}")
 
     def _admit(self, node: int, info: NodeInfo) -> bool:
-        """Make a node a client, if the client has no node or its node is silent."""
-        free = (client for client in range(self.clients) if client not in self.nodes)
-        client = info.number if info.number >= 0 else next(free, None)
-        if client is None or (client in self.nodes and client not in self._silent):
+        """Make a node a client, if the client has no node or its node is silent; return whether it need not wait."""
+        free = [client for client in range(self.clients) if client not in self.nodes]
+        if info.number >= 0:
+            taken = info.number in self.nodes and info.number not in self._silent
+            free = [] if taken else [info.number]
+        if not free:
             return False
-        if client in self.infos:
+        client = next((client for client in free if client not in self.infos), free[0])
+        first = self.infos.get(client)
+        try:
+            if self.shape is not None and info.shape != self.shape:
+                raise RefusedError(f"its samples have the shape {list(info.shape)}, not {list(self.shape)}")
+            if first is not None:
+                check_same(info, first)
+        except RefusedError as error:
+            self.note(None, "members", f"node {node} cannot participate: {error}")
+            return True
+        if first is not None:
             self.note(client, "members", f"it is back, as node {node}")
         else:
             log.info("client %d is node %d", client, node)
-        self.nodes[client], self.infos[client] = node, info
+        self.nodes[client] = node
+        self.infos[client] = info if first is None else replace(first, key=info.key)
         self._silent.discard(client)
         return True

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
@@ -18,9 +19,6 @@ from typing import Any, ClassVar, Self
 from fedsat.algorithms import Model
 from fedsat.flower.records import Envelope, Message, model_trees, state_trees
 from fedsat.tree import State, Tree
-
-KEY = 32
-"""Bytes of a public key."""
 
 
 @dataclass(frozen=True)
@@ -47,16 +45,25 @@ class RunSpec:
     def of(text: str) -> RunSpec:
         """Read what `text` returned."""
         spec = json.loads(text)
-        names, mean, std = (tuple(spec[key]) for key in ("class_names", "mean", "std"))
+        mean, std = (_finite(spec[key]) for key in ("mean", "std"))
+        if len(mean) != len(std) or not all(one > 0 for one in std):
+            raise ValueError("the mean and the standard deviation do not belong together")
         return RunSpec(
             dict(spec["settings"]),
-            names,
+            tuple(str(name) for name in list(spec["class_names"])),
             bool(spec["held_out"]),
             mean,
             std,
-            mean_samples=float(spec["mean_samples"]),
+            mean_samples=_finite([spec["mean_samples"]])[0],
             schema=str(spec["schema"]),
         )
+
+
+def _finite(numbers: list[float]) -> tuple[float, ...]:
+    found = tuple(float(number) for number in numbers)
+    if not all(map(math.isfinite, found)):
+        raise ValueError("a number is not finite")
+    return found
 
 
 @dataclass(frozen=True)
@@ -91,29 +98,34 @@ class NodeInfo(Message):
     key: str
     """The node's public key for this run, in hex; see `fedsat.flower.masks`."""
     moments: Tree = field(default_factory=dict)
-    """If samples are held out: the number of training samples, and the mean and variance of each channel."""
+    """If samples are held out: the mean and variance of each channel of the training samples."""
     class_counts: Tree = field(default_factory=dict)
     """If the test set is divided among the clients: `class_counts` of all samples of the node, [m]."""
+    validation: int = 0
+    """The number of samples that it sets aside for its evaluations as a worker."""
+    tested: int = 0
+    """If samples are held out: their number."""
 
     name: ClassVar[str] = "node_info"
 
     def envelope(self) -> Envelope:
         """Return the content of the message."""
-        values = {"number": self.number, "shape": json.dumps(self.shape), "key": self.key}
-        return Envelope(values, {"samples": self.samples}, {"moments": self.moments, "class_counts": self.class_counts})
+        values = {"number": self.number, "shape": list(self.shape), "key": self.key}
+        numbers = {"samples": self.samples, "validation": self.validation, "tested": self.tested}
+        return Envelope(values, numbers, {"moments": self.moments, "class_counts": self.class_counts})
 
     @classmethod
     def read(cls, envelope: Envelope) -> Self:
         """Return the message with this content."""
-        shape = tuple(int(side) for side in json.loads(envelope.text("shape")))
-        key = envelope.text("key")
-        if len(bytes.fromhex(key)) != KEY:
-            raise ValueError(f"the public key must have {KEY} bytes")
-        samples = envelope.whole("samples")
-        if samples < 1:
-            raise ValueError("a node needs at least one sample")
         return cls(
-            envelope.whole("number"), shape, samples, key, envelope.tree("moments"), envelope.tree("class_counts")
+            envelope.whole("number"),
+            envelope.wholes("shape"),
+            envelope.whole("samples"),
+            envelope.text("key"),
+            envelope.tree("moments"),
+            envelope.tree("class_counts"),
+            envelope.whole("validation"),
+            envelope.whole("tested"),
         )
 
 
@@ -231,7 +243,7 @@ class EvaluateWorker(Message):
         models = {int(name): model for name, model in envelope.models("client").items()}
         peers = {
             int(client): {int(worker): str(key) for worker, key in keys.items()}
-            for client, keys in json.loads(envelope.text("peers")).items()
+            for client, keys in envelope.json("peers").items()
         }
         return cls(RunSpec.of(envelope.text("run")), envelope.whole("worker"), models, envelope.text("nonce"), peers)
 

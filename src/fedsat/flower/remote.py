@@ -17,7 +17,8 @@ from fedsat.data.splits import divide_among_clients
 from fedsat.engine.evaluate import Counter
 from fedsat.errors import TrainingError
 from fedsat.experiment.config import Config
-from fedsat.flower.checks import RefusedError, check_accuracies, check_confusion, check_counts, check_update
+from fedsat.flower.checks import check_accuracies, check_confusion, check_counts, check_losses, check_update
+from fedsat.flower.influence import counted, damped_confusion, damped_counts, limit
 from fedsat.flower.members import Members
 from fedsat.flower.messages import Evaluate, Evaluated, RunSpec, Train, Trained
 from fedsat.flower.terms import Terms
@@ -26,9 +27,12 @@ from fedsat.metrics import ClassCounts, ClientAccuracy, Evaluation
 from fedsat.rounds import TrainedRound
 from fedsat.rounds.round import Traffic
 from fedsat.seeding import Indices
-from fedsat.tree import State, Tree
+from fedsat.tree import State, Tree, nbytes
 
 log = logging.getLogger("flwr")
+
+MARGIN = 2**20
+"""Bytes of a reply besides its numbers: names, headers of arrays, and instructions."""
 
 USED = "used"
 """The only state the server stores per client: the last round whose update it used."""
@@ -52,13 +56,16 @@ class RemoteEngine:
         self.device = next(iter(model.params.values())).device
         self._run, self._config, self._terms = run, config, terms
         self._members, self._exchange = members, members.exchange
-        self._workers = Workers(members, run)
+        self._workers = Workers(members, run, terms.max_weight)
         self._test = test
         self._own_counts: dict[int, torch.Tensor] = {}
         self._marks, self._worker_bytes = (0, 0), 0
         _, stacked = rehearse(self.algorithm, model, len(run.class_names))
         self._uploads = {name: _row(tree, 0) for name, tree in stacked.items() if tree}
         """Names and shapes of the method's uploads."""
+        sent = nbytes([model.params, model.buffers, *self._uploads.values()])
+        self._largest = MARGIN + 2 * sent
+        """Bytes of an update, with room for the names and headers of small arrays."""
 
     @property
     def clients(self) -> int:
@@ -75,19 +82,19 @@ class RemoteEngine:
         self._members.round, self._worker_bytes = round_number, 0
         self._marks = (self._exchange.down, self._exchange.up)
         received = self.algorithm.broadcast(server)
-        counted = self.algorithm.weighting.needs_counts and self._terms.worker_counts == "each"
+        count = self.algorithm.weighting.needs_counts and self._terms.worker_counts == "each"
 
         def message(client: int) -> Train:
             used = int(states[client][USED]["round"]) if client in states else 0
-            return Train(self._run, client, round_number, used, server.model, received, counted)
+            return Train(self._run, client, round_number, used, server.model, received, count)
 
         def checked(client: int, reply: Trained) -> Trained:
-            check_update(reply, self.initial_model, self._uploads)
-            if counted:
-                apart = bool(self._config.validation)  # counts are not about the samples trained on
-                own = check_counts(reply.counts.get("counts"), len(self.class_names), may_be_empty=apart)
-                if not apart and int(own[2].sum()) != reply.samples:
-                    raise RefusedError(f"counts: {int(own[2].sum())} samples, but it trained on {reply.samples}")
+            samples = self._members.infos[client].samples
+            _, steps = self._config.local_training.work_of(client, round_number, samples)
+            check_update(reply, self.initial_model, self._uploads, samples, steps)
+            if count:
+                held = self._workers.samples(client)
+                check_counts(reply.counts.get("counts"), len(self.class_names), held)
             if reply.lost_state:
                 self._members.note(client, "train", "it lost its state and started with a new one")
             return reply
@@ -99,7 +106,8 @@ class RemoteEngine:
             if attempt:
                 log.warning("retrying round %d: %d of %d clients responded", round_number, len(replies), len(clients))
                 self._members.wait_for(set(missing), self._terms.timeout)
-            replies |= self._members.request("train", {client: message(client) for client in missing}, Trained, checked)
+            asked = {client: message(client) for client in missing}
+            replies |= self._members.request("train", asked, Trained, checked, self._largest)
             if len(replies) >= needed:
                 break
         else:
@@ -112,13 +120,16 @@ class RemoteEngine:
 
     def _joined(self, replies: Mapping[int, Trained]) -> TrainedRound:
         """Return the replies in the form that all engines use."""
-        own = list(replies.values())
-        self._own_counts = {k: reply.counts["counts"] for k, reply in replies.items() if reply.counts}
+        own, most = list(replies.values()), self._workers.most
+        self._own_counts = {
+            k: damped_counts(reply.counts["counts"], most) for k, reply in replies.items() if reply.counts
+        }
+        largest = limit((info.samples for info in self._members.infos.values()), self._terms.max_weight)
         updates = Updates(
             clients=torch.tensor(list(replies)),
             model=Model(self._stack(r.model.params for r in own), self._stack(r.model.buffers for r in own)),
             uploads={name: self._stack(r.uploads[name] for r in own) for name in self._uploads},
-            sizes=torch.tensor([reply.samples for reply in own], device=self.device),
+            sizes=torch.tensor([counted(reply.samples, largest) for reply in own], device=self.device),
             steps=torch.tensor([reply.steps for reply in own], device=self.device),
             lr=self._config.local_training.lr_in(self._members.round),
             epochs=self._config.epochs,
@@ -165,18 +176,18 @@ class RemoteEngine:
             return Evaluate(self._run, client, how, [] if recalls else list(models), recalls)
 
         def checked(client: int, reply: Evaluated) -> Tree:
-            del client
             accuracy = check_accuracies(reply.results.get("accuracy"), count)
             if evaluations:
                 return {"accuracy": accuracy}
-            loss = reply.results.get("loss")
-            if loss is None or loss.shape != (count,):
-                raise RefusedError(f"loss: not {count} numbers")
-            confusion = check_confusion(reply.results.get("confusion"), count, classes)
-            return {"accuracy": accuracy, "confusion": confusion, "loss": loss}
+            tested = self._members.infos[client].tested
+            confusion = check_confusion(reply.results.get("confusion"), count, classes, tested)
+            loss = check_losses(reply.results.get("loss"), count)
+            return {"accuracy": accuracy, "confusion": damped_confusion(confusion, most), "loss": loss}
 
         everyone = {client: message(client) for client in range(self.clients)}
-        replies = self._members.request("evaluate", everyone, Evaluated, checked)
+        most = limit((info.tested for info in self._members.infos.values()), self._terms.max_weight)
+        largest = MARGIN + 8 * count * (classes**2 + 2)
+        replies = self._members.request("evaluate", everyone, Evaluated, checked, largest)
         if not replies:
             raise TrainingError(f"round {self._members.round}: no node could evaluate the model")
         accuracies = np.full((count, self.clients), np.nan)
@@ -212,7 +223,9 @@ def _pooled(replies: Sequence[Tree], models: int) -> list[Evaluation]:
     """Return the evaluations on the held-out samples of all nodes together."""
     samples = torch.stack([reply["confusion"].sum((1, 2)) for reply in replies]).to(torch.float64)
     confusion = torch.stack([reply["confusion"] for reply in replies]).sum(0).numpy()
-    losses = (torch.stack([reply["loss"] for reply in replies]) * samples).sum(0) / samples.sum(0)
+    losses = torch.stack([reply["loss"] for reply in replies])
+    known = samples.masked_fill(losses.isnan(), 0)
+    losses = (losses.nan_to_num() * known).sum(0) / known.sum(0)
     return [Evaluation(confusion[place], float(losses[place])) for place in range(models)]
 
 

@@ -9,13 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedsat import data
-from fedsat.data.arrays import deviation
 from fedsat.data.catalog import DATASETS, info
 from fedsat.data.tables import unchanged
 from fedsat.engine.capacity import evaluation_batch
@@ -32,8 +30,9 @@ from fedsat.experiment.run import Run, train
 from fedsat.experiment.settings import parse_value
 from fedsat.experiment.setup import Setup
 from fedsat.flower.exchange import Exchange
+from fedsat.flower.influence import counted, limit, pooled_moments
 from fedsat.flower.members import Members
-from fedsat.flower.messages import Hello, NodeInfo, RunSpec
+from fedsat.flower.messages import Hello, RunSpec
 from fedsat.flower.remote import RemoteEngine
 from fedsat.flower.terms import Terms
 from fedsat.flower.transport import GridTransport, Transport
@@ -105,15 +104,17 @@ def assemble(transport: Transport, config: Config, terms: Terms) -> Setup:
         run = dataclasses.replace(run, schema=schema.to_json())
     members = Members(Exchange(transport, terms.timeout), Hello(run), config.clients, shape)
     members.wait_for(set(range(config.clients)), terms.wait)
+    members.agree_on_shape()
     needed = math.ceil(terms.min_fraction * config.clients)
     if len(members.nodes) < needed or members.shape is None:
         why = "".join(f"; {note['why']}" for note in members.take_notes()[:1])
         joined = f"{len(members.nodes)} of {config.clients} nodes joined within {terms.wait:g} s"
         raise FedsatError(f"{joined}, but {needed} are needed to start{why}")
     infos = list(members.infos.values())
-    run = dataclasses.replace(run, mean_samples=sum(info.samples for info in infos) / len(infos))
+    most = limit((info.samples for info in infos), terms.max_weight)
+    run = dataclasses.replace(run, mean_samples=sum(counted(info.samples, most) for info in infos) / len(infos))
     if not run.mean:
-        mean, std = pooled_moments(infos)
+        mean, std = pooled_moments(infos, terms.max_weight)
         run = dataclasses.replace(run, mean=mean, std=std)
     device = pick_device(config.device)
     dtype = torch.float64 if config.precision == "float64" else torch.float32
@@ -126,6 +127,11 @@ def assemble(transport: Transport, config: Config, terms: Terms) -> Setup:
         batch = evaluation_batch(module, dataset.input_shape, device)
         test = Counter(network, examples, dataset.classes, batch)
     notes = [dataset.note] if dataset is not None and dataset.note else []
+    notes += [
+        f"client {client} has {info.samples:,} samples and counts with {most:,}, as max_weight is {terms.max_weight:g}"
+        for client, info in sorted(members.infos.items())
+        if most is not None and info.samples > most
+    ]
     return Setup(
         config,
         None,
@@ -173,17 +179,6 @@ def _read_schema(path: Path) -> data.Schema:
         return data.Schema.from_json(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read the schema {path}: {error}") from error
-
-
-def pooled_moments(infos: list[NodeInfo]) -> data.datasets.Moments:
-    """Return mean and standard deviation over all nodes' samples: Var = Σ n_k (Var_k + (μ_k − μ)²)/n."""
-    samples, means, variances = (
-        np.stack([info.moments[key].numpy() for info in infos]) for key in ("samples", "mean", "variance")
-    )
-    shares = (samples / samples.sum())[:, None]
-    mean = (shares * means).sum(0)
-    variance = (shares * (variances + (means - mean) ** 2)).sum(0)
-    return tuple(mean.tolist()), tuple(deviation(mean, variance).tolist())
 
 
 def _log_round(run: Run, record: RoundRecord) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from fedsat.errors import UsageError
 from fedsat.options import Option, check
 
 
@@ -29,10 +30,18 @@ class Terms:
     class_names: Annotated[
         str, Option("class names separated by commas, needed if the server has no dataset that defines them")
     ] = ""
-
+    max_weight: Annotated[
+        float,
+        Option(
+            "a client counts with at most this many times the median number of samples, whatever it says; 0: no limit",
+            at_least=0,
+        ),
+    ] = 20.0
     schema: Annotated[
         str, Option("file with the schema of the nodes' tables, needed if the server has no dataset that defines it")
     ] = ""
 
     def __post_init__(self) -> None:
         check(self, "terms")
+        if 0 < self.max_weight < 1:
+            raise UsageError(f"terms.max_weight is {self.max_weight:g}; it must be 0 (no limit) or at least 1")

@@ -10,6 +10,8 @@ from typing import Protocol
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
+from fedsat.flower.records import clean
+
 
 @dataclass(frozen=True)
 class Request:
@@ -72,8 +74,9 @@ class GridTransport:
 
 def readable_reason(reason: str | None) -> str:
     """Return the error of a node in readable form; Flower reports exceptions as `<class 'Type'>:<'text'>`."""
-    found = re.fullmatch(r"<class '([\w.]+)'>:<'(.*)'>", reason or "", flags=re.DOTALL)
+    text = clean(reason or "an error without a reason")
+    found = re.match(r"<class '([\w.]+)'>:<'(.*)", text)
     if found is None:
-        return reason or "an error without a reason"
-    kind, text = found[1].rpartition(".")[2], found[2].strip()
-    return text if kind.endswith("Error") and found[1].startswith("fedsat.") else f"{kind}: {text}"
+        return text
+    kind, why = found[1].rpartition(".")[2], found[2].removesuffix("'>")
+    return why if kind.endswith("Error") and found[1].startswith("fedsat.") else f"{kind}: {why}"
