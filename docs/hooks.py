@@ -59,7 +59,7 @@ def configuration_page() -> str:
     from fedsat.experiment.config import Config  # noqa: PLC0415
     from fedsat.models import FROM_DATA, models  # noqa: PLC0415
     from fedsat.options import options_of  # noqa: PLC0415
-    from fedsat.rounds import attacks, lr_schedules  # noqa: PLC0415
+    from fedsat.rounds import attacks, lr_schedules, privacies  # noqa: PLC0415
 
     lines = [
         "# Configuration",
@@ -97,6 +97,7 @@ def configuration_page() -> str:
         ("Optimizers", "`optimizer`", optimizers, {}),
         ("Learning-rate schedules", "`lr_schedule`", lr_schedules, {}),
         ("Attacks", "`attack`", attacks, {}),
+        ("Privacy", "`privacy`", privacies, {}),
     ]
     for title, where, registry, shared in kinds:
         lines += [f"## {title}", "", f"Setting: {where}. A class of your own is `module:Name`.", ""]
@@ -126,7 +127,8 @@ def values(field: Any) -> str:
     """Describe the values that an option accepts."""
     kind, option = field.type, field.option
     if option.among is not None:
-        return f"a name ([{option.among.kind}s](#{anchor(option.among.kind)}))"
+        kinds_of = "forms of privacy" if option.among.kind == "privacy" else f"{option.among.kind}s"
+        return f"a name ([{kinds_of}](#{anchor(option.among.kind)}))"
     kinds = [part for part in typing.get_args(kind) if part is not type(None)]
     if typing.get_origin(kind) is Literal:
         return ", ".join(f"`{value}`" for value in kinds)
@@ -150,7 +152,9 @@ def values(field: Any) -> str:
 
 def anchor(kind: str) -> str:
     """The heading on the configuration page that lists parts of a kind."""
-    return {"algorithm": "methods", "lr_schedule": "learning-rate-schedules"}.get(kind, f"{kind}s".replace(" ", "-"))
+    return {"algorithm": "methods", "lr_schedule": "learning-rate-schedules", "privacy": "privacy"}.get(
+        kind, f"{kind}s".replace(" ", "-")
+    )
 
 
 def default(field: Any) -> str:

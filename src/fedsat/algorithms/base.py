@@ -173,6 +173,19 @@ class Algorithm:
         ignored = () if type(self).step is Algorithm.step else ("optimizer", *options_of(SGD))
         return dict.fromkeys(ignored, "it has its own step")
 
+    @property
+    def follows_from_model(self) -> frozenset[str]:
+        """Names of the uploads that follow from θ_k, the number of steps and what the server sent.
+
+        A private client computes them from its noised model.
+        """
+        return frozenset()
+
+    @property
+    def uses_mean_only(self) -> bool:
+        """Whether `aggregate` uses the clients' models only through their weighted mean, `update`."""
+        return type(self).aggregate is Algorithm.aggregate
+
     def initial_memory(self, model: Model) -> State:
         """Return the server's memory before the first round."""
         del model
@@ -218,6 +231,14 @@ class Algorithm:
     def descends(self) -> bool:
         """Whether `step` is the default one. With a plain optimizer, engines then apply it in place, without ∇L."""
         return type(self).step is Algorithm.step
+
+    def start_of_update(self, task: Task, steps: Tensor) -> Tree:
+        """Return Θ', where a client's model would be after these steps [C] without its own samples.
+
+        A private client clips θ_k − Θ'. It must follow from what the server sent and from public settings.
+        """
+        del steps
+        return task.start.params
 
     def end(self, task: Task, carry: State, result: LocalResult) -> tuple[State, State]:
         """Finish local training: return the client's new state and what it uploads besides its model."""
@@ -283,6 +304,12 @@ def step_direction(start: Tree, end: Tree, local: Task | Updates, steps: Tensor)
     """
     taken = local.optimizer.effective_steps(steps)
     return tree_map(lambda x, y: (x - y) / (local.lr * per_client(taken, y)), start, end)
+
+
+def pulled(task: Task, direction: Tree, steps: Tensor) -> Tree:
+    """Return Θ − η A_K d, where a term d in the gradient of every step alone leads each client, stacked."""
+    taken = task.optimizer.effective_steps(steps)
+    return tree_map(lambda x, d: x - task.lr * per_client(taken, x[None]) * d, task.start.params, direction)
 
 
 def received_model(task: Task) -> Model:

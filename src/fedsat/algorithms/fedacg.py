@@ -32,6 +32,11 @@ class FedACG(Algorithm):
     )
     beta: Annotated[float, Option("β, strength of the proximal term", at_least=0)] = 0.002
 
+    @property
+    def uses_mean_only(self) -> bool:
+        """m follows from the mean."""
+        return True
+
     def initial_memory(self, model: Model) -> State:
         """Return m = 0."""
         return {"momentum": zeros_like(model.params)}

@@ -20,6 +20,11 @@ class FedAvgM(Algorithm):
     momentum: Annotated[float, Option("β, momentum; steps grow to η/(1−β) in the long run", at_least=0, below=1)] = 0.9
     nesterov: Annotated[bool, Option("Nesterov momentum, better under strong skew, instead of plain momentum")] = True
 
+    @property
+    def uses_mean_only(self) -> bool:
+        """v follows from the mean."""
+        return True
+
     def initial_memory(self, model: Model) -> State:
         """Return v = 0."""
         return {"momentum": zeros_like(model.params)}

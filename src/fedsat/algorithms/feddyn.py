@@ -46,6 +46,11 @@ class FedDyn(Algorithm):
         bool, Option("divide α by the client's size relative to the mean: clients count by their samples, not equally")
     ] = False
 
+    @property
+    def uses_mean_only(self) -> bool:
+        """With uniform weights, the sum in λ̄ is a multiple of the mean."""
+        return isinstance(self.weighting, Uniform)
+
     def initial_memory(self, model: Model) -> State:
         """Return the mean of all λ_k, initially 0."""
         return {"mean_dual": zeros_like(model.params)}

@@ -29,6 +29,7 @@ from fedsat.algorithms.base import (
     Updates,
     algorithms,
     full_gradient,
+    pulled,
     step_direction,
 )
 from fedsat.algorithms.objective import Objective, objectives
@@ -68,6 +69,11 @@ class FedSat(Algorithm):
             "steps": 'eq. 6 divides by the epochs; use scale="gradient"',
         }
 
+    @property
+    def uses_mean_only(self) -> bool:
+        """v_t follows from two global models."""
+        return True
+
     def initial_memory(self, model: Model) -> State:
         """Return v_0 = 0."""
         return {"direction": zeros_like(model.params)} if self.correction else {}
@@ -91,6 +97,13 @@ class FedSat(Algorithm):
         """Return γ (v_t − v_k)."""
         del task, params
         return carry.get("drift")
+
+    def start_of_update(self, task: Task, steps: Tensor) -> Tree:
+        """Return Θ − η γ A_K v_t, because the server knows v_t."""
+        if not self.correction:
+            return task.start.params
+        direction = tree_map(lambda v_t: self.gamma * v_t, task.received["direction"])
+        return pulled(task, direction, steps)
 
     def end(self, task: Task, carry: State, result: LocalResult) -> tuple[State, State]:
         """Compute v_k: the mean raw gradient of the round, or with the gradient at θ_k over all samples (eq. 7)."""

@@ -23,6 +23,7 @@ from fedsat.algorithms.base import (
     Updates,
     algorithms,
     full_gradient,
+    pulled,
     received_model,
     step_direction,
 )
@@ -41,6 +42,11 @@ class Scaffold(Algorithm):
         Literal["I", "II"],
         Option("c_k from the full gradient at the received model, an extra pass (I), or from the steps taken (II)"),
     ] = "II"
+
+    @property
+    def follows_from_model(self) -> frozenset[str]:
+        """With option II, c_k⁺ − c_k = (Θ − θ_k)/(η K_k) − c."""
+        return frozenset({"control_change"} if self.controls == "II" else ())
 
     def initial_memory(self, model: Model) -> State:
         """Return c = 0."""
@@ -66,6 +72,10 @@ class Scaffold(Algorithm):
         """Return c − c_k (Karimireddy et al. 2020, eq. 3)."""
         del task, params
         return carry["correction"]
+
+    def start_of_update(self, task: Task, steps: Tensor) -> Tree:
+        """Return Θ − η A_K c, because the server knows c."""
+        return pulled(task, task.received["control"], steps)
 
     def end(self, task: Task, carry: State, result: LocalResult) -> tuple[State, State]:
         """Set c_k⁺ (eq. 4): ∇L(Θ) (option I) or c_k − c + (Θ − θ_k)/(η K_k) (option II). Upload c_k⁺ − c_k."""

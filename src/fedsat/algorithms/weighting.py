@@ -42,6 +42,8 @@ class Weighting:
 
     needs_counts: ClassVar[bool] = False
     """Whether workers must evaluate the clients' models first."""
+    public: ClassVar[bool] = False
+    """Whether the weights depend on nothing but who responded and the numbers of samples, which are public."""
 
     def __post_init__(self) -> None:
         check(self, "weighting")
@@ -78,6 +80,8 @@ weightings: Registry[Weighting] = Registry("weighting", Weighting, "weightings")
 class BySamples(Weighting):
     """Weights proportional to the number of samples, n_k/n_S."""
 
+    public: ClassVar[bool] = True
+
     def weigh(self, updates: Updates, counts: ClassCounts | None) -> ClientWeights:
         """Return n_k divided by the number of samples of the active clients."""
         del counts
@@ -89,6 +93,8 @@ class BySamples(Weighting):
 @dataclass(frozen=True)
 class Uniform(Weighting):
     """The same weight for every client, 1/|S|."""
+
+    public: ClassVar[bool] = True
 
     def weigh(self, updates: Updates, counts: ClassCounts | None) -> ClientWeights:
         """Return 1/|S| for every client."""

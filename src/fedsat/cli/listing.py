@@ -20,7 +20,7 @@ from fedsat.errors import UsageError, unknown
 from fedsat.metrics import METRICS
 from fedsat.models import FROM_DATA, models
 from fedsat.options import OptionField, Registry, options_of
-from fedsat.rounds import attacks, lr_schedules
+from fedsat.rounds import attacks, lr_schedules, privacies
 
 KINDS: dict[str, Registry[Any]] = {
     "methods": algorithms,
@@ -30,6 +30,7 @@ KINDS: dict[str, Registry[Any]] = {
     "optimizers": optimizers,
     "schedules": lr_schedules,
     "attacks": attacks,
+    "privacy": privacies,
     "models": models,
     "partitions": partitions,
 }
@@ -42,6 +43,7 @@ USES = {
     "optimizers": "How clients take their steps. Use --momentum and the like, or --optimizer NAME and --set.",
     "schedules": "The learning rate over the rounds. Use --lr-schedule NAME, and --set for options.",
     "attacks": "What malicious clients do. Use --attack NAME with --attackers SHARE, and --set for options.",
+    "privacy": "Differential privacy of clients. Use --privacy NAME with --dp-clip, --dp-noise and --budget.",
     "models": "The network that is trained. Use --model NAME, and --set for options.",
     "partitions": "How samples are split among clients. Use --partition NAME, and --set for options.",
 }

@@ -20,6 +20,7 @@ from fedsat.experiment.parts import part_names
 from fedsat.experiment.settings import parse_value, parse_values
 from fedsat.options import OptionField, options_of
 from fedsat.rounds import LrSchedule
+from fedsat.rounds.privacy import Local
 
 PARTITION_OPTIONS = {
     "classes_per_client": (int, "classes of each client (lsmc), or the fewest a client can have (lqsmc)"),
@@ -31,6 +32,7 @@ PART_OPTIONS: dict[str, str] = {
     **dict.fromkeys(PARTITION_OPTIONS, "partition"),
     **dict.fromkeys(options_of(SGD), "optimizer"),
     **dict.fromkeys(options_of(LrSchedule), "lr_schedule"),
+    **dict.fromkeys(options_of(Local), "privacy"),
 }
 """All options of parts that are also options of the command line, and the setting of the part."""
 
@@ -179,6 +181,7 @@ def _parameters() -> list[inspect.Parameter]:
         *(_option(name, kind, text, METAVARS[kind]) for name, (kind, text) in PARTITION_OPTIONS.items()),
         *_options(SGD),
         *_options(LrSchedule),
+        *_options(Local),
         _option("with_", str, parts, "PARTS"),
         _option("without", str, "parts to remove from the method, such as psl, correction, pwa", "PARTS"),
         _option("set_", list[str], "any other setting, such as gamma=0.5; can be repeated", "KEY=VALUE"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 DATA, FEDERATION, METHOD, TRAINING = "Data", "Federation", "Method", "Training"
 OPTIMIZER, STOPPING = "Local optimizer", "Stopping"
 COMPARISON, SEARCH, FAULTS, EVALUATION = "Comparison", "Search", "Faults and attacks", "Evaluation"
+PRIVACY = "Privacy"
 NODES, MACHINE, OUTPUT, OTHER = "Real nodes", "Machine", "Output", "Options"
 
 SECTIONS: dict[str, tuple[str, ...]] = {
@@ -36,6 +37,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     STOPPING: ("early_stop", "patience", "min_gain", "restore_best", "minutes"),
     NODES: ("min_fraction", "timeout", "retries", "wait", "max_weight", "worker_counts", "test", "schema"),
     FAULTS: ("dropout", "stragglers", "attack", "attackers", "max_norm"),
+    PRIVACY: ("privacy", "dp_clip", "dp_noise", "dp_counts", "dp_samples", "budget"),
     EVALUATION: ("evaluate_every", "client_accuracy", "metrics"),
     MACHINE: ("engine", "device", "precision"),
     OUTPUT: ("checkpoint_every",),

@@ -23,6 +23,8 @@ from fedsat.engine.network import initial_weights
 from fedsat.errors import UsageError
 from fedsat.metrics import ClassCounts, ClientAccuracy, Evaluation, accuracy_by_client
 from fedsat.rounds.local import LocalTraining
+from fedsat.rounds.noise import seeded
+from fedsat.rounds.privacy import Protection
 from fedsat.rounds.round import Traffic, count_traffic
 from fedsat.seeding import Indices
 from fedsat.tree import State, Tree, expand, tree_map
@@ -61,6 +63,8 @@ class BaseEngine:
         self.algorithm = algorithm
         self.training = training
         self.device = device
+        self.protection = Protection(training.privacy, seeded(training.seed))
+        """On real nodes, with secure noise."""
         self.class_mixes = federation.class_mixes
         """Class counts for the accuracies of the clients; a label attack does not change them."""
         self.mean_samples = len(federation.order) / federation.clients
@@ -126,7 +130,8 @@ class BaseEngine:
 
     def held_by_workers(self, nodes: Indices) -> list[Indices]:
         """Return the samples on which each of these nodes evaluates models as a worker."""
-        return [self.federation.worker_indices(node) for node in nodes.tolist()]
+        privacy, seed = self.protection.privacy, self.training.seed
+        return [privacy.judged(self.federation.worker_indices(node), seed, node) for node in nodes.tolist()]
 
     def count_by_node(self, model: Model, held: Sequence[Indices]) -> Tensor:
         """Return confusion matrices of one model (client axis of length one) on each node's samples, [nodes, m, m]."""

@@ -92,9 +92,10 @@ class SequentialEngine(BaseEngine):
                     meters, steps = meter(meters, loss), steps + 1
         result = LocalResult(params, _with_axis(buffers), torch.tensor([steps], device=self.device), costs)
         with torch.no_grad():
-            state, upload = algorithm.end(task, carry, result)
+            finish = self.protection.finish
+            sent, state, upload = finish(algorithm, task, carry, result, [client], round_number)
         lr = self.training.lr_in(round_number)
-        updates = self.updates([client], Model(result.params, result.buffers), upload, result.steps, lr)
+        updates = self.updates([client], Model(sent, result.buffers), upload, result.steps, lr)
         checked(state, f"{type(algorithm).__name__}.end")
         return TrainedRound(updates, [{**state, "objective": objective.end(costs)}], meters)
 

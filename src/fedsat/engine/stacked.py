@@ -207,15 +207,16 @@ class Round:
         engine, algorithm = self.engine, self.engine.algorithm
         done = lanes.take([seat.lane for seat in leaving])
         steps = torch.tensor([seat.end - seat.begin for seat in leaving], device=engine.device)
+        clients = self.clients[[seat.client for seat in leaving]].tolist()
         with torch.no_grad():
             task = self._task(done, [seat.client for seat in leaving])
             result = LocalResult(done.params, done.buffers, steps, done.costs)
-            state, upload = algorithm.end(task, done.carry, result)
+            finish = engine.protection.finish
+            sent, state, upload = finish(algorithm, task, done.carry, result, clients, self.number)
         checked(state, f"{type(algorithm).__name__}.end")
         state = {**state, "objective": algorithm.objective.end(done.costs)}
         each = [{name: _slice(tree, place) for name, tree in state.items()} for place in range(len(leaving))]
-        clients = self.clients[[seat.client for seat in leaving]].tolist()
-        updates = engine.updates(clients, Model(done.params, done.buffers), upload, steps, self.plan.lr)
+        updates = engine.updates(clients, Model(sent, done.buffers), upload, steps, self.plan.lr)
         return TrainedRound(updates, each, done.meters)
 
 

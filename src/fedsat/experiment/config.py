@@ -20,7 +20,9 @@ from fedsat.experiment.parts import method_name
 from fedsat.metrics import ClientAccuracy
 from fedsat.models import FROM_DATA, models
 from fedsat.options import Option, Registry, check, options_of
-from fedsat.rounds import Attack, LocalTraining, LrSchedule, attacks, lr_schedules
+from fedsat.rounds import Attack, LocalTraining, LrSchedule, Privacy, attacks, lr_schedules, privacies
+from fedsat.rounds.ledger import Budget, Ledger
+from fedsat.rounds.privacy import refuse_privacy
 
 PARTS: dict[str, Registry[Any]] = {
     "partition": partitions,
@@ -29,6 +31,7 @@ PARTS: dict[str, Registry[Any]] = {
     "lr_schedule": lr_schedules,
     "algorithm": algorithms,
     "attack": attacks,
+    "privacy": privacies,
 }
 """The parts of a run that have a name and options: tables of the file."""
 
@@ -111,6 +114,9 @@ class Config:
         Option("updates whose norm exceeds this many times the median (per step) are refused; 0: none", at_least=0),
     ] = 50.0
     attackers: Annotated[float, Option("share of all clients that are malicious", at_least=0, at_most=1)] = 0.0
+    budget: Annotated[
+        str, Option("ε,δ of the differential privacy, such as 8,1e-5; the run ends before it spends more, or empty")
+    ] = ""
     seed: Annotated[int, Option("seed of partition, initial model, sampling and batches", at_least=0)] = 0
     engine: Annotated[
         EngineName,
@@ -134,6 +140,9 @@ class Config:
     lr_schedule: Annotated[LrSchedule, Option("the learning rate over the rounds", among=lr_schedules)] = LrSchedule()
     algorithm: Annotated[Algorithm, Option("the federated method", among=algorithms)] = algorithms.build("fedsat")
     attack: Annotated[Attack, Option("what malicious clients do", among=attacks)] = Attack()
+    privacy: Annotated[
+        Privacy, Option("differential privacy against the server (local), or with a trusted one", among=privacies)
+    ] = Privacy()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "model", model_table(self.model))
@@ -161,6 +170,14 @@ class Config:
             )
 
         self._check_training()
+        self._check_privacy()
+
+    def _check_privacy(self) -> None:
+        """Refuse methods that cannot be private, and a budget that nothing spends."""
+        refuse_privacy(self.privacy, self.algorithm, self.method)
+        if self.budget and not self.privacy.active:
+            raise UsageError("budget is set, but privacy is 'none'; use --privacy local or --privacy central")
+        Budget.of(self.budget)
 
     def _check_training(self) -> None:
         """Refuse local training under which the method's formulas do not hold, and settings that have no effect."""
@@ -190,6 +207,21 @@ class Config:
             optimizer=self.optimizer,
             lr_schedule=self.lr_schedule,
             rounds=self.rounds,
+            privacy=self.privacy,
+        )
+
+    def ledger(self, *, on_nodes: bool) -> Ledger | None:
+        """Return the ledger of a run with differential privacy, in a simulation or on real nodes."""
+        if not self.privacy.active:
+            return None
+        return Ledger(
+            self.privacy,
+            self.clients,
+            self.per_round,
+            self.workers if self.algorithm.weighting.needs_counts else 0,
+            self.seed,
+            Budget.of(self.budget).delta,
+            self.evaluate_every if on_nodes else 0,
         )
 
     @property

@@ -98,7 +98,9 @@ def _check_worth(path: Path, config: Config, wanted: Config) -> None:
             f"{path} is complete with {config.rounds} rounds and has no checkpoint; "
             f"to repeat it with more, use fedsat run {path / CONFIG} --rounds {more}"
         )
-    ruled = bool(config.early_stop or config.minutes) and "stopped" in summary  # the same rule would stop it again
+    ruled = (
+        bool(config.early_stop or config.minutes or config.budget) and "stopped" in summary
+    )  # the same rule would stop it again
     if wanted.minutes == config.minutes and (ruled or wanted.rounds <= config.rounds):
         why = f" ({summary['stopped']})" if "stopped" in summary else ""
         how = f"repeat it with other limits: fedsat run {path / CONFIG} --out …" if ruled else "use --rounds N"

@@ -25,6 +25,7 @@ from fedsat.experiment.stopping import best_record
 from fedsat.experiment.summary import mean_over, round_record, summarise
 from fedsat.metrics import COMPARED, RoundRecord, known, measure
 from fedsat.rounds import FederationState, Sampling, attacks, run_round, start, timed
+from fedsat.rounds.ledger import Budget
 
 
 @dataclass(repr=False)
@@ -91,6 +92,10 @@ class Run:
         nodes = 1 + config.clients - config.per_round
         if config.algorithm.weighting.needs_counts and config.workers > nodes:
             notes.append(f"workers is {config.workers}; a client and the nodes that are not sampled are only {nodes}")
+        if (ledger := self.setup.ledger) is not None and config.budget:
+            lasts = ledger.affordable(Budget.of(config.budget).epsilon, config.rounds)
+            if lasts < config.rounds:
+                notes.append(f"the privacy budget lasts for {lasts} of {config.rounds} rounds")
         if federation is None:
             return notes
         lacking = sum(not len(own) for own in federation.validation)
@@ -123,6 +128,8 @@ class Run:
         sampling = Sampling(config.per_round, config.workers, config.seed)
         result = run_round(engine, training, sampling, self.setup.faults)
         record, after = round_record(result), replace(before, training=training)
+        if (ledger := self.setup.ledger) is not None:
+            record.epsilon = ledger.epsilon(result.number)
         if config.average:
             averaged = running_mean(before.averaged, training.server.model, result.number, config.average)
             after = replace(after, averaged=averaged)

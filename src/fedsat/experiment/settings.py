@@ -76,6 +76,9 @@ def _find(table: Mapping[str, Any], key: str) -> tuple[str, ...]:
         return full[key]
     matches = [name for name in full if name.endswith(f".{key}")]
     part, _, option = key.rpartition(".")
+    if not matches and part in PARTS and not _options_of_part(full, part):
+        others = ", ".join(name for name in PARTS[part] if name != table[part]["name"])
+        raise UsageError(f"{option} has no effect, because {part} is {table[part]['name']}; set {part} to {others}")
     if not matches and part in PARTS:
         raise unknown(f"option of the {part} {table[part]['name']}:", option, _options_of_part(full, part))
     if not matches:

@@ -12,10 +12,12 @@ from fedsat.errors import UsageError
 from fedsat.experiment.callbacks import Callback
 from fedsat.experiment.config import Config
 from fedsat.experiment.environment import pick_device
-from fedsat.experiment.stopping import EarlyStopping, TimeBudget, watched
+from fedsat.experiment.stopping import EarlyStopping, PrivacyBudget, TimeBudget, watched
 from fedsat.metrics import Metric, find_metrics
 from fedsat.models import build_model
 from fedsat.rounds import Engine, Faults
+from fedsat.rounds.ledger import Budget, Ledger
+from fedsat.rounds.privacy import refuse_buffers
 from fedsat.rounds.sampling import draw_attackers
 
 
@@ -44,6 +46,11 @@ class Setup:
         return watched(self.config.early_stop, self.metrics)
 
     @property
+    def ledger(self) -> Ledger | None:
+        """The ledger of a run with differential privacy."""
+        return self.config.ledger(on_nodes=self.federation is None)
+
+    @property
     def stop_rules(self) -> list[Callback]:
         """The built-in callbacks that the configuration asks for."""
         config, rules = self.config, list[Callback]()
@@ -51,6 +58,8 @@ class Setup:
             rules.append(EarlyStopping(self.watched, config.patience, config.min_gain))
         if config.minutes:
             rules.append(TimeBudget(config.minutes))
+        if config.budget and self.ledger is not None:
+            rules.append(PrivacyBudget(self.ledger, Budget.of(config.budget)))
         return rules
 
     @property
@@ -75,6 +84,7 @@ class Setup:
         engine, note = make_engine(
             config.engine, module, attacked, config.algorithm, config.local_training, device, config.precision
         )
+        refuse_buffers(config.privacy, engine.initial_model)
         engine.class_mixes = federation.class_mixes
         notes = [text for text in (dataset.note, note) if text]
         faults = Faults(config.dropout, config.max_norm, config.attack, attackers)

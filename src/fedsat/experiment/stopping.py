@@ -1,7 +1,7 @@
-"""Built-in callbacks that end a run before its last round: early stopping and a time budget.
+"""Built-in callbacks that end a run before its last round: early stopping, and budgets of time and privacy.
 
-Both decide from the recorded rounds alone, so a resumed run needs no further state: the rounds without a gain and the
-seconds used are in its records.
+They decide from the recorded rounds alone, so a resumed run needs no further state: the rounds without a gain and the
+seconds used are in its records, and the number of rounds decides what is spent of the privacy.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from fedsat.errors import unknown
+from fedsat.errors import UsageError, unknown
 from fedsat.experiment.callbacks import Callback
 from fedsat.metrics import METRICS, Metric, RoundRecord
+from fedsat.rounds.ledger import Budget, Ledger
 
 if TYPE_CHECKING:
     from fedsat.experiment.run import Run
@@ -68,6 +69,28 @@ class TimeBudget(StopRule):
         """Compare the seconds of all rounds with the budget."""
         spent = sum(sum(record.seconds.values()) for record in records)
         return f"the budget of {self.minutes:g} minutes is used up" if spent >= 60 * self.minutes else None
+
+
+class PrivacyBudget(StopRule):
+    """Ends a run before the round that would spend more than the budget of differential privacy."""
+
+    def __init__(self, ledger: Ledger, budget: Budget) -> None:
+        self.ledger, self.budget = ledger, budget
+
+    def start(self, run: Run) -> None:
+        """Refuse a budget that is smaller than the cost of the first round."""
+        if not run.records and (cost := self.ledger.epsilon(1)) > self.budget.epsilon:
+            raise UsageError(
+                f"budget is ε = {self.budget.epsilon:g}, but the first round costs {cost:.3g}; use more --dp-noise"
+            )
+        super().start(run)
+
+    def reason(self, records: Sequence[RoundRecord]) -> str | None:
+        """Compare the cost of all rounds including the next one with the budget."""
+        spent, ahead = (self.ledger.epsilon(rounds) for rounds in (len(records), len(records) + 1))
+        if ahead <= self.budget.epsilon:
+            return None
+        return f"the privacy budget allows no further round; ε = {spent:.3g} of {self.budget.epsilon:g} is spent"
 
 
 def best_record(records: Iterable[RoundRecord], metric: Metric, min_gain: float = 0.0) -> RoundRecord | None:

@@ -53,6 +53,8 @@ def summarise(records: Sequence[RoundRecord]) -> dict[str, Any]:
     for what in ("missing", "refused", "refused_workers"):
         if count := sum(len(getattr(record, what)) for record in records):
             summary[what] = count
+    if records and records[-1].epsilon is not None:
+        summary["epsilon"] = records[-1].epsilon
     if not evaluated:
         return summary
     summary |= quoted([(record.round, record.metrics) for record in evaluated], len(records))

@@ -36,6 +36,8 @@ from fedsat.flower.node_data import NodeConfig, federation_of, load_share, numbe
 from fedsat.flower.records import Message, MessageError, Stamp
 from fedsat.metrics import ClassCounts, expected_accuracy
 from fedsat.models import build_model
+from fedsat.rounds import Protection
+from fedsat.rounds.noise import secure
 from fedsat.seeding import Indices
 from fedsat.tree import Tree, expand, tree_map
 
@@ -178,6 +180,7 @@ def _cached_engine(run_text: str, node_items: tuple[tuple[str, object], ...], cl
         half=config.precision == "bf16",
     )
     engine.mean_samples = run.mean_samples
+    engine.protection = Protection(config.privacy, secure)
     return engine
 
 

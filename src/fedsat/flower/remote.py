@@ -24,7 +24,8 @@ from fedsat.flower.messages import Evaluate, Evaluated, RunSpec, Train, Trained
 from fedsat.flower.terms import Terms
 from fedsat.flower.worker_round import Workers
 from fedsat.metrics import ClassCounts, ClientAccuracy, Evaluation
-from fedsat.rounds import TrainedRound
+from fedsat.rounds import Protection, TrainedRound
+from fedsat.rounds.noise import secure
 from fedsat.rounds.round import Traffic
 from fedsat.seeding import Indices
 from fedsat.tree import State, Tree, nbytes
@@ -54,6 +55,7 @@ class RemoteEngine:
         self.algorithm: Algorithm = config.algorithm
         self.initial_model = model
         self.device = next(iter(model.params.values())).device
+        self.protection = Protection(config.privacy, secure, on_nodes=True)
         self._run, self._config, self._terms = run, config, terms
         self._members, self._exchange = members, members.exchange
         self._workers = Workers(members, run, terms.max_weight)

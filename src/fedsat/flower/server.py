@@ -148,6 +148,8 @@ def _check_terms(config: Config, terms: Terms) -> None:
     simulated = [name for name in ("dropout", "stragglers", "attackers") if getattr(config, name)]
     if simulated:
         raise UsageError(f"{simulated[0]} is only available in simulations, not with real nodes; remove it")
+    if config.privacy.active:
+        raise UsageError("privacy is only available in simulations, not with real nodes; remove it")
     others = min(config.workers - 1, config.clients - config.per_round)
     weighting = config.algorithm.weighting
     if terms.worker_counts == "sums" and weighting.needs_each_report:

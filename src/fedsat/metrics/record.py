@@ -33,6 +33,8 @@ class RoundRecord:
     """Bytes of the evaluation on real nodes."""
     lr: float | None = None
     """The local learning rate; None if no client responded, or if fedsat 0.1 wrote the record."""
+    epsilon: float | None = None
+    """ε of the differential privacy spent so far; None without privacy."""
     seconds: dict[str, float] = field(default_factory=dict)
     priority_class: int | None = None
     class_scores: list[float] = field(default_factory=list)

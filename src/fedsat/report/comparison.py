@@ -40,6 +40,8 @@ class MethodResult:
     megabytes: float
     unfinished: bool
     """Whether a run has fewer rounds than its configuration asks for."""
+    epsilon: float | None = None
+    """The largest ε that a run has spent; None without differential privacy."""
 
 
 def compared_metrics(groups: Sequence[Group]) -> list[Metric]:
@@ -84,6 +86,7 @@ def _method_result(
         seconds=float(np.mean([summary["seconds"] for summary in summaries])),
         megabytes=float(np.mean([summary["bytes_down"] + summary["bytes_up"] for summary in summaries])) / 1e6,
         unfinished=any(run.ended_early for run in group.runs),
+        epsilon=max((summary["epsilon"] for summary in summaries if "epsilon" in summary), default=None),
     )
 
 
@@ -182,6 +185,7 @@ def comparison(groups: Sequence[Group], target: float | None = None) -> Comparis
         for each, column in zip(metrics, columns, strict=True)
     ]
     fewest = fewest_rounds([result.reached for result in found]) if comparable else None
+    private = any(result.epsilon is not None for result in found)
     rows = []
     for index, result in enumerate(found):
         cells = [(result.label, "")]
@@ -191,9 +195,12 @@ def comparison(groups: Sequence[Group], target: float | None = None) -> Comparis
         if target is not None:
             first = fewest is not None and fewest_rounds([result.reached]) == fewest
             cells.append((format_rounds(result.reached), "best" if first else ""))
+        if private:
+            cells.append(("∞" if result.epsilon is None else f"{result.epsilon:.2f}", ""))
         rows.append([*cells, (f"{result.seconds:.1f}", ""), (f"{result.megabytes:,.0f}", "")])
     headings = ["", *(each.heading for each in metrics), "last %", "best %"]
     headings += [f"rounds to {100 * target:g} %"] if target is not None else []
+    headings += ["ε"] if private else []
     return ComparisonTable([*headings, "s", "MB"], rows, _legend(found, metrics, comparable), explain_terms(groups))
 
 

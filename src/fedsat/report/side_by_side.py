@@ -111,6 +111,7 @@ def _rows(group: Group, run: StoredRun) -> list[dict[str, Any]]:
                 "seconds": run.summary["seconds"],
                 "bytes_down": run.summary["bytes_down"],
                 "bytes_up": run.summary["bytes_up"],
+                **({"epsilon": run.summary["epsilon"]} if "epsilon" in run.summary else {}),
                 "folder": str(run.folder),
             }
         )

@@ -33,6 +33,8 @@ def run_table(run: StoredRun) -> Table:
         best = numbers["best"]
         table.add_row(f"best round ({best['round']}){model}", percent(best["accuracy"]), *[""] * (len(shown) - 1))
     table.caption = f"{summary['seconds']:.1f} s, {traffic(summary)}{faults(summary)}"
+    if "epsilon" in summary:
+        table.caption += f", ε = {summary['epsilon']:.3g}"
     return table
 
 

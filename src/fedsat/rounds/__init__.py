@@ -2,6 +2,7 @@
 
 from fedsat.rounds.attacks import Attack, attacks
 from fedsat.rounds.local import LocalTraining, TrainedRound
+from fedsat.rounds.privacy import Privacy, Protection, privacies
 from fedsat.rounds.round import Engine, Faults, FederationState, RoundResult, Sampling, run_round, start, timed
 from fedsat.rounds.schedules import LrSchedule, lr_schedules
 
@@ -12,11 +13,14 @@ __all__ = [
     "FederationState",
     "LocalTraining",
     "LrSchedule",
+    "Privacy",
+    "Protection",
     "RoundResult",
     "Sampling",
     "TrainedRound",
     "attacks",
     "lr_schedules",
+    "privacies",
     "run_round",
     "start",
     "timed",

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedsat.algorithms import SGD, Model, Updates
 from fedsat.errors import TrainingError
+from fedsat.rounds.privacy import Privacy
 from fedsat.rounds.sampling import local_epochs
 from fedsat.rounds.schedules import LrSchedule
 from fedsat.tree import State, Tree, concatenate, tree_map
@@ -33,6 +34,8 @@ class LocalTraining:
     lr_schedule: LrSchedule = LrSchedule()
     rounds: int = 1
     """T, the number of rounds of the run, over which the schedule may extend."""
+    privacy: Privacy = Privacy()
+    """What clients do to their updates before they send them."""
 
     def lr_in(self, round_number: int) -> float:
         """Return η_t, the learning rate of a round."""

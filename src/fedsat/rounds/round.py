@@ -5,7 +5,7 @@ clients train the received model on their samples                engine.train
 attackers replace their updates                                  attack.send
 the server refuses updates that cannot be averaged               refuse_updates
 workers evaluate each client's model (if the weighting needs it) engine.evaluate_workers, attack.report, refuse_reports
-the server computes weights and the next global model            weigh, select, aggregate
+the server computes weights and the next global model            weigh, select, release, aggregate
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from fedsat.errors import TrainingError
 from fedsat.metrics import ClassCounts, ClientAccuracy, Evaluation
 from fedsat.rounds.attacks import Attack
 from fedsat.rounds.local import TrainedRound
+from fedsat.rounds.privacy import Protection
 from fedsat.rounds.refusal import Refused, refuse_reports, refuse_updates
 from fedsat.rounds.sampling import sample_clients, sample_workers, which_respond, which_workers_respond
 from fedsat.seeding import Indices
@@ -38,6 +39,7 @@ class Engine(Protocol):
     algorithm: Algorithm
     device: torch.device
     initial_model: Model
+    protection: Protection
 
     @property
     def clients(self) -> int:
@@ -139,6 +141,7 @@ def start(engine: Engine) -> FederationState:
 def run_round(engine: Engine, training: FederationState, sampling: Sampling, faults: Faults = NO_FAULTS) -> RoundResult:
     """Run the next round and update `training`. After an error, `training` is unchanged."""
     algorithm, server, number = engine.algorithm, training.server, training.rounds + 1
+    protection, privacy = engine.protection, engine.protection.privacy
     seconds: dict[str, float] = {}
     sampled = sample_clients(sampling.seed, number, engine.clients, sampling.per_round)
     responds = which_respond(sampling.seed, number, sampled, faults.dropout)
@@ -148,9 +151,11 @@ def run_round(engine: Engine, training: FederationState, sampling: Sampling, fau
 
     with timed(seconds, "train", engine.device):
         trained = engine.train(server, sampled[responds], training.states, number)
+        trained = without_losses(trained) if privacy.active else trained
         responded = trained.updates.clients.numpy()
         sent = faults.attack.send(server.model, trained.updates, faults.attackers, sampling.seed, number)
-        trained, refused = refuse_updates(replace(trained, updates=sent), server.model, faults.max_norm, number)
+        max_norm = 0.0 if privacy.fixed_weights else faults.max_norm  # clipping bounds the updates already
+        trained, refused = refuse_updates(replace(trained, updates=sent), server.model, max_norm, number)
         updates, clients = trained.updates, trained.updates.clients.numpy()
 
     counts: ClassCounts | None = None
@@ -161,20 +166,23 @@ def run_round(engine: Engine, training: FederationState, sampling: Sampling, fau
             counts = evaluate_by_workers(
                 engine, updates, workers[np.isin(sampled, clients)], sampling.seed, number, faults
             )
-            counts, refused_workers = refuse_reports(counts)
+            if not privacy.noisy_reports:
+                counts, refused_workers = refuse_reports(counts)
 
     with timed(seconds, "aggregate", engine.device):
-        client_weights = weigh(algorithm, server, updates, counts)
+        client_weights = weigh(algorithm, server, updates, None if counts is None else privacy.combined(counts))
         traffic = engine.traffic(server, len(sampled), len(responded), updates, counts)
-        server = algorithm.aggregate(server, updates, client_weights.weights)
+        released = protection.release(server.model, updates, client_weights.weights, number)
+        server = algorithm.aggregate(server, released, client_weights.weights)
         check_server(server, number)
 
     training.server = server
     training.states.update(zip(clients.tolist(), trained.states, strict=True))
     training.rounds = number
     missing = tuple(sampled[~np.isin(sampled, responded)].tolist())
+    losses = trained.losses[:0] if privacy.active else trained.losses
     return RoundResult(
-        number, clients, trained.losses, client_weights, traffic, seconds, updates.lr, missing, refused, refused_workers
+        number, clients, losses, client_weights, traffic, seconds, updates.lr, missing, refused, refused_workers
     )
 
 
@@ -191,9 +199,15 @@ def evaluate_by_workers(
 ) -> ClassCounts:
     """Return the workers' reports on the clients' models, with zeros for workers that do not respond."""
     clients, nodes = updates.clients.numpy(), torch.from_numpy(workers).to(engine.device)
-    counts = faults.attack.report(engine.evaluate_workers(updates, workers), clients, workers, faults.attackers)
+    counts = engine.protection.report(engine.evaluate_workers(updates, workers), clients, workers, number)
+    counts = faults.attack.report(counts, clients, workers, faults.attackers)
     silent = ~which_workers_respond(seed, number, workers, faults.dropout)
     return replace(counts.without(torch.from_numpy(silent).to(engine.device)), workers=nodes)
+
+
+def without_losses(trained: TrainedRound) -> TrainedRound:
+    """Return the round without the training losses, which private clients do not send."""
+    return replace(trained, meters={**trained.meters, "loss": torch.zeros_like(trained.meters["loss"])})
 
 
 def weigh(algorithm: Algorithm, server: Server, updates: Updates, counts: ClassCounts | None) -> ClientWeights:
