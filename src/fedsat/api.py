@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsat.algorithms import Algorithm
-from fedsat.data import Dataset
+from fedsat.data import Columns, Dataset, as_dataset
 from fedsat.errors import UsageError
 from fedsat.experiment import Callbacks, Config, Run, prepare, restore
 from fedsat.experiment.batch import Display, Silent, carry_out, train_shown
@@ -34,7 +34,8 @@ def configure(*, with_parts: Iterable[str] = (), without: Iterable[str] = (), **
 
     A part may be given by name, as a table (`partition={"name": "lsmc", "classes_per_client": 2}`), as an
     instance (`algorithm=FedSat(gamma=0.5)`), or, for a model or method of your own, as its class. `metrics` takes
-    functions or their `module:name`. `dataset` takes a name, a table, a folder, or a `Dataset`. For a table, the
+    functions or their `module:name`. `dataset` takes a name, a path, a `Dataset`, or an object that can become one: a
+    data frame, a Hugging Face or torch dataset, a pair (x, y), or `{"train": …, "test": …}` of these. For a table, the
     model is `tabular`. If the data are already divided among clients, the partition is `natural` and the number of
     clients is taken from the data.
     """
@@ -216,7 +217,19 @@ def _display(progress: bool | None) -> Display:
 
 
 def _named(settings: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Return the settings with classes and metric functions replaced by their names, as configurations store them."""
+    """Return the settings with classes and metric functions replaced by their names, as configurations store them.
+
+    An object with data becomes a `Dataset`; the settings that say which columns are what have then done their work.
+    """
+    settings = (
+        {**settings, "dataset": str(settings["dataset"])} if isinstance(settings.get("dataset"), Path) else settings
+    )
+    if "dataset" in settings and not isinstance(settings["dataset"], str | Dataset):
+        columns = Columns.of(settings)
+        made = as_dataset(
+            settings["dataset"], columns=columns, image_size=settings.get("image_size"), seed=settings.get("seed", 0)
+        )
+        settings = {key: value for key, value in settings.items() if key not in vars(columns)} | {"dataset": made}
     named = {key: _by_name(value) if isinstance(value, type) else value for key, value in settings.items()}
     if not isinstance(named.get("metrics", ""), str):
         named["metrics"] = [metric_path(each) for each in named["metrics"]]

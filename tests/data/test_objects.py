@@ -143,7 +143,7 @@ def test_a_function_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     run = fedsat.run(dataset="my_data:load", partition="iid", clients=4, out="run", **RUN)
     assert run.setup.config.table()["dataset"] == "my_data:load"
     assert fedsat.resume("run", rounds=3).training.rounds == 3
-    with pytest.raises(UsageError, match=r"wrong\(\) returned ndarray; it must return a fedsat.Dataset"):
+    with pytest.raises(DataError, match=r"wrong\(\) must return a dataset, or an object that can become one: ndarray"):
         fedsat.run(dataset="my_data:wrong", partition="iid", clients=4, **RUN)
     with pytest.raises(UsageError, match="not a function"):
         fedsat.run(dataset="my_data:x", partition="iid", clients=4, **RUN)

@@ -8,6 +8,7 @@ from fedsat.data.federation import Federation, Range, Summary
 from fedsat.data.hsu import Hsu
 from fedsat.data.label_skew import LabelQuantitySkewMissingClasses, LabelSkew, LabelSkewMissingClasses
 from fedsat.data.loading import load
+from fedsat.data.objects import as_dataset
 from fedsat.data.partition import FromFile, Iid, Natural, Partition, Quantity, make_partition, partitions
 from fedsat.data.picture import draw
 from fedsat.data.schema import Column, Columns, Schema
@@ -37,6 +38,7 @@ __all__ = [
     "Shards",
     "Split",
     "Summary",
+    "as_dataset",
     "cache_folder",
     "draw",
     "get",

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedsat.errors import DataError
+from fedsat.data.images import is_picture, pixels_of, stack_pictures
+from fedsat.errors import DataError, UsageError
 from fedsat.seeding import Indices
 
 Floats = NDArray[np.float64]
@@ -33,8 +34,11 @@ def channels_first(images: NDArray[Any], where: str) -> NDArray[Any]:
         return np.ascontiguousarray(images, dtype=np.float32)
 
 
-def samples_of(source: Any, where: str) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return inputs and labels of a pair (x, y) of arrays or tensors, or of a torch `Dataset` of such pairs."""
+def samples_of(source: Any, where: str, image_size: int | None = None) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return inputs and labels of a pair (x, y) of arrays or tensors, or of a torch `Dataset` of such pairs.
+
+    Inputs of a torch dataset may be Pillow's pictures, which are resized to squares of `image_size`.
+    """
     if isinstance(source, tuple | list) and len(source) == 2:
         x, y = (np.asarray(part) for part in source)
         return channels_first(x, where), y
@@ -43,12 +47,41 @@ def samples_of(source: Any, where: str) -> tuple[NDArray[Any], NDArray[Any]]:
     if not len(source):
         raise DataError(f"{where}: the dataset is empty")
     try:
-        pairs = [(np.asarray(x), np.asarray(y)) for x, y in (source[index] for index in range(len(source)))]
-        return channels_first(np.stack([x for x, _ in pairs]), where), np.stack([y for _, y in pairs])
-    except (TypeError, ValueError) as error:
+        pairs = [(x, np.asarray(y)) for x, y in (source[index] for index in range(len(source)))]
+        labels = one_label_each(np.stack([y for _, y in pairs]), where)
+        if is_picture(pairs[0][0]):
+            pictures = [pixels_of(x, image_size, f"{where}, sample {place}") for place, (x, _) in enumerate(pairs)]
+            return stack_pictures(pictures, lambda place: f"{where}, sample {place}"), labels
+        x = channels_first(np.stack([np.asarray(x) for x, _ in pairs]), where)
+    except (TypeError, ValueError, AttributeError) as error:
         raise DataError(
             f"{where}: every sample must be a pair (x, y), and all x must have the same shape: {error}"
         ) from error
+    if image_size not in (None, x.shape[-1]):
+        raise UsageError(f"{where} holds arrays, not pictures, so image_size cannot resize them")
+    return x, labels
+
+
+def class_names_of(source: Any) -> list[str] | None:
+    """Return the names of the classes that a dataset of torchvision or MedMNIST has, also a subset of it."""
+    while hasattr(source, "dataset"):
+        source = source.dataset
+    classes = getattr(source, "classes", None)
+    info = getattr(source, "info", None)  # of MedMNIST
+    if classes is None and isinstance(info, dict) and isinstance(info.get("label"), dict):
+        classes = list(info["label"].values())
+    if not isinstance(classes, list | tuple) or not all(isinstance(name, str) for name in classes):
+        return None
+    return list(classes) or None
+
+
+def one_label_each(labels: NDArray[Any], where: str) -> NDArray[Any]:
+    """Return labels [N, 1] as [N]; several labels of a sample are refused."""
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        return labels[:, 0]
+    if labels.ndim == 2:
+        raise DataError(f"{where}: every sample has {labels.shape[1]} labels; a class is one label, so choose one")
+    return labels
 
 
 def encode_labels(labels: NDArray[Any], names: Sequence[str] | None, where: str) -> tuple[Indices, tuple[str, ...]]:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedsat.data.arrays import (
+    class_names_of,
     deviation,
     encode_labels,
     mean_and_variance,
@@ -22,7 +23,7 @@ from fedsat.data.arrays import (
 )  # fmt: skip
 from fedsat.data.schema import Columns, Schema
 from fedsat.data.splits import hold_out
-from fedsat.errors import DataError
+from fedsat.errors import DataError, UsageError
 from fedsat.seeding import Indices
 
 if TYPE_CHECKING:
@@ -91,11 +92,14 @@ class Dataset:
     """The rows of a table, from which a part of its training rows gets a schema of its own."""
 
     @classmethod
-    def from_table(cls, table: Any, *, name: str | None = None, seed: int = 0, **columns: Any) -> Dataset:
+    def from_table(
+        cls, table: Any, *, test: Any = None, name: str | None = None, seed: int = 0, **columns: Any
+    ) -> Dataset:
         """Return the dataset in a table: a pandas data frame, a .csv or .parquet file, or a folder of such files.
 
         Args:
             table: The data frame or the path.
+            test: A data frame with the test set, if `table` is a data frame of training rows.
             name: What to call the dataset in tables and records; by default the name of the file.
             seed: Decides which rows are held out.
             columns: `label`, the column to predict; `client`, the column that names the client of each row;
@@ -105,9 +109,11 @@ class Dataset:
         from fedsat.data import tables  # noqa: PLC0415 (it builds on this module)
 
         if isinstance(table, str | Path):
+            if test is not None:
+                raise UsageError("test is for data frames; a column of a file says which rows are the test set")
             made = tables.load_table(Path(table).expanduser(), Columns(**columns), seed)
             return made if name is None else replace(made, name=name)
-        return tables.of_frame(table, Columns(**columns), name or "table", seed)
+        return tables.of_frame(table, Columns(**columns), name or "table", seed, test)
 
     @classmethod
     def from_arrays(
@@ -143,11 +149,16 @@ class Dataset:
         test: Any = None,
         clients: ArrayLike | None = None,
         class_names: Sequence[str] | None = None,
+        image_size: int | None = None,
         name: str = "torch",
         seed: int = 0,
     ) -> Dataset:
-        """Return a dataset made from a torch `Dataset` of pairs (x, y), which is read once; see `from_arrays`."""
-        return cls._build(name, train, test, clients, class_names, seed)
+        """Return a dataset made from a torch `Dataset` of pairs (x, y), which is read once; see `from_arrays`.
+
+        x is an array, a tensor or one of Pillow's pictures, which are resized to squares of `image_size`. The datasets
+        of torchvision and of MedMNIST know the names of their classes.
+        """
+        return cls._build(name, train, test, clients, class_names or class_names_of(train), seed, image_size)
 
     @classmethod
     def from_clients(
@@ -179,14 +190,15 @@ class Dataset:
         clients: ArrayLike | None,
         class_names: Sequence[str] | None,
         seed: int,
+        image_size: int | None = None,
     ) -> Dataset:
-        x, y = samples_of(train, name)
+        x, y = samples_of(train, name, image_size)
         labels, names = encode_labels(y, class_names, name)
         owners = None if clients is None else number_clients(clients, len(labels), name)
         samples = Split(x, labels)
         if test is None:
             return with_test_held_out(name, samples, names, seed, owners=owners)
-        x, y = samples_of(test, f"{name}, test set")
+        x, y = samples_of(test, f"{name}, test set", image_size)
         return cls(name, samples, Split(x, encode_labels(y, names, f"{name}, test set")[0]), names, owners=owners)
 
     def __post_init__(self) -> None:

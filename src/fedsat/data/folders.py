@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,9 @@ from numpy.typing import NDArray
 
 from fedsat.data.arrays import channels_first, number_classes, number_clients, whole_labels
 from fedsat.data.datasets import Dataset, Split, with_test_held_out
+from fedsat.data.images import read_picture, stack_pictures
 from fedsat.data.npy import read_npy
+from fedsat.data.npz import is_npz, read_npz
 from fedsat.errors import DataError, UsageError
 from fedsat.seeding import Indices
 
@@ -26,8 +26,13 @@ def load_folder(
 ) -> Dataset:
     """Return the dataset in `folder`: `images.npy` and `labels.npy`, or a folder of image files for each class.
 
-    With `class_names`, it is one node's part of a federation that has these classes, some of which may be missing.
+    Instead of a folder, it may be an .npz file such as those of MedMNIST. With `class_names`, it is one node's part of
+    a federation that has these classes, some of which may be missing.
     """
+    if is_npz(folder):
+        if image_size is not None:
+            raise UsageError(f"{folder} holds arrays; image_size is for folders of image files")
+        return _from_npz(folder, seed, class_names)
     if not folder.is_dir():
         raise DataError(f"there is no folder {folder}")
     if image_size is not None and image_size < 1:
@@ -49,11 +54,18 @@ def _dataset(
     owners: Indices | None = None,
 ) -> Dataset:
     """Return the dataset, with a held-out test set if there is none."""
-    names = names or number_classes(train.labels, str(folder / "labels.npy"))
+    names = names or number_classes(train.labels, str(folder if is_npz(folder) else folder / "labels.npy"))
     if test is not None:
         return Dataset(folder.resolve().name, train, test, tuple(names), lacking=lacking, owners=owners)
     made = with_test_held_out(str(folder), train, names, seed, lacking=lacking, owners=owners)
     return replace(made, name=folder.resolve().name)
+
+
+def _from_npz(path: Path, seed: int, names: Sequence[str] | None) -> Dataset:
+    parts, note = read_npz(path)
+    train, *rest = (_split(*part, path, what, f"{what} labels") for what, part in parts.items())
+    made = _dataset(path, train, rest[0] if rest else None, names, seed, names is not None)
+    return replace(made, note="; ".join(text for text in (note, made.note) if text))
 
 
 def _from_arrays(folder: Path, seed: int, names: Sequence[str] | None) -> Dataset:
@@ -66,12 +78,17 @@ def _from_arrays(folder: Path, seed: int, names: Sequence[str] | None) -> Datase
 
 
 def _read_split(folder: Path, images: str, labels: str) -> Split:
-    pixels = channels_first(_read_npy(folder / images), str(folder / images))
-    classes = whole_labels(_read_npy(folder / labels), str(folder / labels))
+    return _split(_read_npy(folder / images), _read_npy(folder / labels), folder, images, labels)
+
+
+def _split(x: NDArray[Any], y: NDArray[Any], place: Path, images: str, labels: str) -> Split:
+    """Return samples; errors name the place and the arrays."""
+    pixels = channels_first(x, str(place / images))
+    classes = whole_labels(y, str(place / labels))
     try:
         return Split(pixels, classes)
     except DataError as error:
-        raise DataError(f"{folder / images}, {labels}: {error}") from error
+        raise DataError(f"{place / images}, {labels}: {error}") from error
 
 
 def _read_npy(path: Path) -> NDArray[Any]:
@@ -99,7 +116,8 @@ def _from_images(folder: Path, image_size: int | None, seed: int, class_names: S
         if strange:
             raise DataError(f"{test_folder / strange[0]}: there is no class of that name in {train_folder}")
         files.append(_image_files(test_folder, names, required=False))
-    pictures = _decode([path for part in files for path, _ in part], image_size)
+    paths = [path for part in files for path, _ in part]
+    pictures = stack_pictures([read_picture(path, image_size) for path in paths], lambda place: str(paths[place]))
     train, *rest = (
         Split(pictures[start : start + len(part)], np.array([label for _, label in part], np.int64))
         for start, part in zip((0, len(files[0])), files, strict=False)
@@ -122,41 +140,3 @@ def _image_files(folder: Path, names: Sequence[str], *, required: bool) -> list[
     if not found:
         raise DataError(f"{folder}: the folders of the classes contain no image file")
     return found
-
-
-def _decode(paths: Sequence[Path], image_size: int | None) -> NDArray[np.uint8]:
-    """Return all images as one array [N, C, H, W]; one channel if all are greyscale, otherwise three."""
-    pictures = [_decode_one(path, image_size) for path in paths]
-    for path, picture in zip(paths, pictures, strict=True):
-        if picture.shape[:2] != pictures[0].shape[:2]:
-            sizes = [f"{p.shape[1]}×{p.shape[0]}" for p in (pictures[0], picture)]
-            raise DataError(
-                f"{paths[0]} is {sizes[0]} but {path} is {sizes[1]}; make them equal or set image_size to resize them"
-            )
-    if any(picture.ndim == 3 for picture in pictures):
-        pictures = [p if p.ndim == 3 else np.repeat(p[:, :, None], 3, axis=2) for p in pictures]
-        return np.ascontiguousarray(np.stack(pictures).transpose(0, 3, 1, 2))
-    return np.stack(pictures)[:, None]
-
-
-def _decode_one(path: Path, image_size: int | None) -> NDArray[np.uint8]:
-    from PIL import Image  # noqa: PLC0415 (only for image files)
-
-    try:
-        with quiet_pillow(), Image.open(path) as picture:
-            if picture.mode.startswith(("I", "F")):
-                raise DataError(f"{path}: more than 8 bits per channel; save it as 8-bit, or use images.npy")
-            converted = picture.convert("L" if picture.mode in ("1", "L", "LA") else "RGB")
-            if image_size is not None:
-                converted = converted.resize((image_size, image_size), Image.Resampling.BILINEAR)
-            return np.asarray(converted)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise DataError(f"{path}: not a readable image ({error})") from error
-
-
-@contextmanager
-def quiet_pillow() -> Iterator[None]:
-    """Hide Pillow's warnings: they are about odd tags in valid images; invalid images raise an error."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield

@@ -9,25 +9,26 @@ from typing import Any
 
 import numpy as np
 
-from fedsat.data import builtin, cache, folders, tables
+from fedsat.data import builtin, cache, folders, hub, tables
 from fedsat.data.catalog import DATASETS, Arrays, has_name, info
 from fedsat.data.datasets import OBJECT, Dataset, Split
+from fedsat.data.npz import is_npz
+from fedsat.data.objects import NO_COLUMNS, as_dataset
 from fedsat.data.schema import Columns
 from fedsat.entry_points import load_offer, offers
 from fedsat.errors import DataError, UsageError
 from fedsat.options import import_object
 
-NO_COLUMNS = Columns()
-
 
 def load(
     source: str | Dataset, *, image_size: int | None = None, columns: Columns = NO_COLUMNS, seed: int = 0
 ) -> Dataset:
-    """Return a dataset by name (see `DATASETS`), from a table or folder, or from your own function as `module:name`.
+    """Return a dataset by name (see `DATASETS`), from a table, folder or .npz file, from Hugging Face, or of your own.
 
-    `image_size` resizes the image files of a folder to squares of that size. `columns` says which columns of a table
-    are what. `seed` decides which samples are held out for testing where a table or folder has no test set. None of
-    them affects other datasets.
+    `hf:NAME` is a dataset of Hugging Face, and `module:name` a function of your own. `image_size` resizes the images of
+    a folder, or of Hugging Face, to squares of that size. `columns` says which columns of a table are what. `seed`
+    decides which samples are held out for testing where a table or folder has no test set. None of them affects other
+    datasets.
     """
     table, usual = table_path(source), builtin_columns(source)
     if table is not None and image_size is not None:
@@ -37,6 +38,8 @@ def load(
         return replace(tables.load_table(table, columns if columns.label else usual, seed), name=str(source))
     if table is not None:
         return tables.load_table(table, columns, seed)
+    if isinstance(source, str) and source.startswith(hub.PREFIX):
+        return hub.load_hub(source, columns, image_size, seed)
     if columns != NO_COLUMNS:
         given = next(name for name, value in vars(columns).items() if value)
         raise UsageError(f"{given} is a setting for tables (.csv or .parquet files); {source} is none")
@@ -86,14 +89,14 @@ def _from_function(name: str, function: Any) -> Dataset:
     """Call the function that `name` stands for."""
     if not callable(function):
         raise UsageError(f"the dataset {name} is not a function; it must be one without arguments")
-    made = function()
-    if not isinstance(made, Dataset):
-        raise UsageError(f"{name}() returned {type(made).__name__}; it must return a fedsat.Dataset")
-    return replace(made, name=name)
+    try:
+        return replace(as_dataset(function()), name=name)
+    except DataError as error:
+        raise DataError(f"{name}() must return a dataset, or an object that can become one: {error}") from error
 
 
 def _is_path(name: str) -> bool:
-    return "/" in name or "\\" in name or name.startswith((".", "~")) or Path(name).is_dir()
+    return "/" in name or "\\" in name or name.startswith((".", "~")) or Path(name).is_dir() or is_npz(Path(name))
 
 
 def _fetched(name: str) -> Arrays:

@@ -56,11 +56,16 @@ def load_part(path: Path, columns: Columns, seed: int, schema: Schema) -> Datase
         return _dataset(path.resolve().name, Rows(frame[~test], frame[test], columns), schema, lacking=True)
 
 
-def of_frame(frame: pd.DataFrame, columns: Columns, name: str, seed: int) -> Dataset:
-    """Return the dataset in a data frame."""
-    frame = _checked(frame, columns)
+def of_frame(
+    frame: pd.DataFrame, columns: Columns, name: str, seed: int, tested: pd.DataFrame | None = None
+) -> Dataset:
+    """Return the dataset in a data frame; `tested` has the rows of the test set, if they are not among the others."""
+    whole = frame if tested is None else _with_test(frame, tested, columns)
+    train_rows, frame = len(frame), _checked(whole, columns)
     clients = None if columns.client is None else _clients(frame[columns.client])
-    if columns.test_column is not None:
+    if tested is not None:
+        test, note = np.arange(len(frame)) >= train_rows, ""
+    elif columns.test_column is not None:
         test, note = rows_to_test(frame, columns.test_column), ""
     else:
         labels = np.unique(label_texts(frame[columns.label]).to_numpy(str), return_inverse=True)[1].astype(np.int64)
@@ -71,6 +76,18 @@ def of_frame(frame: pd.DataFrame, columns: Columns, name: str, seed: int) -> Dat
         return made
     own = clients[~test]
     return replace(made, owners=number_clients(own, len(own), name), client_names=tuple(map(str, np.unique(own))))
+
+
+def _with_test(frame: pd.DataFrame, tested: pd.DataFrame, columns: Columns) -> pd.DataFrame:
+    """Return the rows of both; the test rows need not name a client."""
+    if columns.test_column is not None:
+        raise UsageError("give either test_column or a data frame with the test set")
+    missing = [name for name in frame.columns if name not in tested.columns and name != columns.client]
+    if missing:
+        raise DataError(f"the test set has no column {missing[0]!r}")
+    if columns.client in frame.columns:
+        tested = tested.assign(**{str(columns.client): frame[columns.client].iloc[0]})
+    return require_pandas().concat([frame, tested[list(frame.columns)]], ignore_index=True)
 
 
 def count_clients(path: Path, columns: Columns) -> int:

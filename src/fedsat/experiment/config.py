@@ -45,7 +45,10 @@ class Config:
 
     dataset: Annotated[
         str | Dataset,
-        Option("a dataset's name, a table or folder of your own data, or your own function as module:name"),
+        Option(
+            "a dataset's name, a table, folder or .npz file of your own, hf:NAME of Hugging Face, or a function as "
+            "module:name"
+        ),
     ] = "mnist-mini"
     label: Annotated[str | None, Option("column of a table that holds the class to predict")] = None
     client: Annotated[str | None, Option("column of a table that names the client of each row")] = None

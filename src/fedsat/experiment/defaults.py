@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fedsat.data import Columns, Dataset, partitions
+from fedsat.data import Columns, Dataset, hub, partitions
 from fedsat.data.loading import builtin_columns, table_path
 from fedsat.data.tables import count_clients
 from fedsat.experiment.config import Config
@@ -25,6 +25,8 @@ def brought_by_dataset(given: Mapping[str, Any]) -> dict[str, Any]:
             columns = usual
             brought |= {name: value for name, value in vars(usual).items() if value}
         clients, tabular = count_clients(path, columns) if columns.label and columns.client else None, True
+    elif isinstance(dataset, str) and dataset.startswith(hub.PREFIX):
+        clients, tabular = hub.outline(dataset, Columns.of(given))
     else:
         return {}
     if tabular:
