@@ -17,6 +17,7 @@ import numpy as np
 
 import fedsat
 from fedsat.algorithms import algorithms
+from fedsat.flower.agreement import Agreement
 from fedsat.flower.in_process import InProcessNodes
 from fedsat.flower.server import prepare
 from fedsat.flower.terms import Terms
@@ -48,7 +49,10 @@ def second_round(folder: Path, model: str, method: str) -> dict[str, Any]:
     """Return the record of the second round, which contains messages of every kind."""
     settings = {"clients": CLIENTS, "per_round": SAMPLED, "workers": WORKERS, "rounds": 2, "epochs": 1, "batch_size": 4}
     config = fedsat.configure(dataset=str(folder), partition="iid", model=model, algorithm=method, lr=1e-4, **settings)
-    nodes = [{"dataset": str(folder), "partition-id": client} for client in range(CLIENTS)]
+    agreement = folder.with_suffix(".toml")
+    agreement.write_text(Agreement.covering(config).to_toml())
+    share = {"dataset": str(folder), "agreement": str(agreement)}
+    nodes = [{**share, "partition-id": client} for client in range(CLIENTS)]
     run = prepare(InProcessNodes(*nodes), config, Terms())
     run.run_round()
     return run.run_round()

@@ -205,6 +205,10 @@ class Registry(Generic[T]):
     def __contains__(self, name: str) -> bool:
         return name in self._entries or name in self.offers
 
+    def is_own(self, name: str) -> bool:
+        """Whether `name` is a part of fedsat itself, which is imported already."""
+        return self._aliases.get(name, name) in self._entries
+
     @property
     def offers(self) -> dict[str, EntryPoint]:
         """The parts of other packages by name; names that fedsat has itself keep their meaning."""

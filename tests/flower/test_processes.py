@@ -102,6 +102,7 @@ def test_scaffold_and_fedsat(federation: LocalFederation, clouds: Path, tmp_path
 def test_a_killed_node_comes_back(federation: LocalFederation, clouds: Path, tmp_path: Path) -> None:
     config = fedsat.configure(**settings(clouds, algorithm="fedavg", per_round=4, rounds=7, evaluate_every=7))
     out, share = tmp_path / "out", {"dataset": str(clouds), "partition-id": 2, "num-partitions": NODES}
+    share["agreement"] = str(federation.folder / "agreement.toml")
     seen = len(federation.log("node-2"))
     run = submit(federation, config, Terms(wait=60.0, timeout=20.0), out)
     wait_until(lambda: "ROUND 2]" in federation.log("node-2")[seen:], SLOW, "node 2 is sampled in round 2")

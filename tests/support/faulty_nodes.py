@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from flwr.app import RecordDict
 
 from fedsat.flower.in_process import InProcessNodes
 from fedsat.flower.node_data import NodeConfig
 from fedsat.flower.transport import Failure, Reply, Request
+
+LENIENT = Path(__file__).with_name("agreement.toml")
+"""An agreement for tests with small data; nodes tell the texts of errors."""
 
 Fault = Callable[[Request, RecordDict], RecordDict | None]
 """Maps a request and the honest reply to what the node sends instead; None for no reply."""
@@ -26,6 +30,10 @@ class FaultyNodes(InProcessNodes):
         self.last: dict[str, Request] = {}
         """The last request of each type."""
         super().__init__(*node_configs)
+
+    def join(self, config: NodeConfig) -> int:
+        """Start a node and return its ID; unless it has another agreement, it accepts small samples and batches."""
+        return super().join({"agreement": str(LENIENT), **config})
 
     def reply(self, request: Request) -> Reply | None:
         """Return the node's reply after its fault."""

@@ -25,6 +25,7 @@ from fedsat.experiment.jobs import folder_name
 from fedsat.experiment.settings import override
 from fedsat.experiment.store import StoredRun
 from fedsat.flower import require_flower
+from fedsat.flower.agreement import Agreement
 from fedsat.flower.processes import LocalFederation
 from fedsat.flower.terms import Terms
 from fedsat.metrics import RoundRecord
@@ -117,10 +118,13 @@ def _agreed(dataset: data.Dataset, work: Path) -> dict[str, Any]:
 
 
 def start_nodes(federation: LocalFederation, config: Config) -> None:
-    """Start one node per client, with its part of the dataset."""
+    """Start one node per client, with its part of the dataset and an agreement that accepts this run."""
     dataset = _for_nodes(config.dataset_name)
+    agreement = federation.folder / "agreement.toml"
+    agreement.write_text(Agreement.covering(config).to_toml(), encoding="utf-8")
     for client in range(config.clients):
         share = {"dataset": dataset, "partition-id": client, "num-partitions": config.clients}
+        share["agreement"] = str(agreement)
         federation.start_node(f"node-{client}", share)
 
 

@@ -6,7 +6,9 @@ Flower starts a process for every message, so state is kept in the node's contex
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable
+from contextlib import suppress
 
 import numpy as np
 import torch
@@ -14,12 +16,15 @@ from flwr.app import Context, RecordDict
 from flwr.app import Message as FlowerMessage
 from flwr.clientapp import ClientApp
 
-from fedsat.algorithms import Model
+from fedsat.algorithms import Model, Server
 from fedsat.data.arrays import mean_and_variance
 from fedsat.engine import SequentialEngine
+from fedsat.errors import FedsatError, in_a_line
 from fedsat.experiment.config import Config
 from fedsat.experiment.environment import pick_device
 from fedsat.flower import masks
+from fedsat.flower.agreement import Agreement, AgreementError
+from fedsat.flower.checks import RefusedError, check_tree
 from fedsat.flower.memory import Memory
 from fedsat.flower.messages import (
     Evaluate,
@@ -27,19 +32,23 @@ from fedsat.flower.messages import (
     EvaluateWorker,
     Hello,
     NodeInfo,
+    Refused,
     RunSpec,
     Train,
     Trained,
     WorkerCounts,
+    run_of,
 )
 from fedsat.flower.node_data import NodeConfig, federation_of, load_share, number_of
-from fedsat.flower.records import Message, MessageError, Stamp
+from fedsat.flower.records import Message, MessageError, Stamp, clean, size
 from fedsat.metrics import ClassCounts, expected_accuracy
-from fedsat.models import build_model
+from fedsat.models import build_model, count_parameters
 from fedsat.rounds import Protection
 from fedsat.rounds.noise import secure
 from fedsat.seeding import Indices
-from fedsat.tree import Tree, expand, tree_map
+from fedsat.tree import State, Tree, expand, tree_map
+
+log = logging.getLogger("flwr")
 
 app = ClientApp()
 
@@ -50,17 +59,45 @@ app = ClientApp()
 @app.evaluate()
 def reply(message: FlowerMessage, context: Context) -> FlowerMessage:
     """Handle any message of the server."""
-    return FlowerMessage(handle(message.metadata.message_type, message.content, context), reply_to=message)
+    return FlowerMessage(answer(message.metadata.message_type, message.content, context), reply_to=message)
 
 
-def handle(kind: str, content: RecordDict, context: Context) -> RecordDict:
-    """Handle a request of the given kind (Flower's message type), and return the content of the reply."""
-    if kind not in HANDLERS:
-        raise MessageError(f"unknown message type {kind!r}")
-    reply, stamp = HANDLERS[kind](content, context).pack(), Stamp.of(content)
+def answer(kind: str, content: RecordDict, context: Context) -> RecordDict:
+    """Return the content of the reply to a request of the given kind (Flower's message type).
+
+    Errors stay on the node, in its log. The server receives a `Refused` with the class of the error. Only what the
+    node's agreement refuses, and what is wrong with the message itself, is told in words.
+    """
+    try:
+        reply = handle(kind, content, context)
+    except Exception as error:
+        log.error("cannot handle %r: %s", clean(kind), in_a_line(error), exc_info=not isinstance(error, FedsatError))
+        reply = Refused(type(error).__name__, _told(error, context.node_config))
+    records, stamp = reply.pack(), Stamp.of(content)
     if stamp is not None:
-        stamp.put(reply)
-    return reply
+        stamp.put(records)
+    return records
+
+
+def _told(error: Exception, node: NodeConfig) -> str:
+    """Return what the server is told of an error."""
+    if isinstance(error, AgreementError | MessageError | RefusedError):
+        return clean(str(error))
+    with suppress(FedsatError):
+        if Agreement.of_node(node).errors == "text":
+            return clean(in_a_line(error))
+    return f"{type(error).__name__} on the node, whose log has the details"
+
+
+def handle(kind: str, content: RecordDict, context: Context) -> Message:
+    """Check a request by the node's agreement, handle it, and return the reply."""
+    if kind not in HANDLERS:
+        raise MessageError(f"unknown message type {clean(kind)!r}")
+    agreement = Agreement.of_node(context.node_config)
+    agreement.check_message(size(content))
+    agreement.config_of(run_of(content).settings)
+    with agreement.limited():
+        return HANDLERS[kind](content, context)
 
 
 def hello(content: RecordDict, context: Context) -> NodeInfo:
@@ -69,6 +106,10 @@ def hello(content: RecordDict, context: Context) -> NodeInfo:
     config = Config.of(request.run.settings)
     share = load_share(request.run, config, node)
     federation = federation_of(share, 0, config)  # the numbers of samples are the same for any client
+    agreement = Agreement.of_node(node)
+    agreement.check_samples(federation.class_mixes[0])
+    if request.run.held_out:
+        agreement.check_histogram("test = 'nodes'")
     memory.reset()
     moments, class_counts = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
     if request.run.held_out:
@@ -92,10 +133,13 @@ def train(content: RecordDict, context: Context) -> Trained:
     """Train the received model on the node's samples. The new state stays on the node."""
     request, memory = Train.unpack(content), Memory(context.state)
     engine = _engine(request.run, context.node_config, request.client)
+    if request.count:
+        Agreement.of_node(context.node_config).check_histogram("train")
+    _check_received(engine, request.received)
     state = memory.load(request.used)
     states = {} if state is None else {request.client: {name: engine.on_device(tree) for name, tree in state.items()}}
     received = {name: engine.on_device(tree) for name, tree in request.received.items()}
-    model = _on_device(engine, request.model)
+    model = _received(engine, request.model)
     trained = engine.train_from(model, received, np.array([request.client]), states, request.round)
     memory.store(request.round, trained.states[0])
     updates, counts = trained.updates, {}
@@ -117,8 +161,10 @@ def evaluate_worker(content: RecordDict, context: Context) -> WorkerCounts:
     request, memory = EvaluateWorker.unpack(content), Memory(context.state)
     engine = _engine(request.run, context.node_config, request.worker)
     held, reports = engine.federation.worker_indices(request.worker), dict[str, torch.Tensor]()
+    if not all(request.peers.get(client) for client in request.models):
+        Agreement.of_node(context.node_config).check_histogram("evaluate_worker")
     for client, model in request.models.items():
-        counts = _counts(engine, Model(expand(model.params, 1), expand(model.buffers, 1)), held)
+        counts = _counts(engine, _stacked(_received(engine, model)), held)
         if peers := request.peers.get(client):
             purpose = f"{request.nonce}/{client}"
             hidden = masks.masked(counts.numpy(), request.worker, memory.secret, peers, purpose)
@@ -131,14 +177,14 @@ def evaluate(content: RecordDict, context: Context) -> Evaluated:
     """Evaluate global models for this client."""
     request = Evaluate.unpack(content)
     engine = _engine(request.run, context.node_config, request.client)
-    models = [_on_device(engine, model) for model in request.models]
+    models = [_received(engine, model) for model in request.models]
     if request.how == "expected":
         mix = engine.federation.class_mixes[[request.client]]
         right = [expected_accuracy(recall, mix)[0] for recall in request.recalls["recalls"].numpy()]
         results = {"accuracy": torch.tensor(right, dtype=torch.float64)}
     elif request.how == "local":
         held = engine.federation.indices(request.client)
-        counts = [_counts(engine, Model(expand(m.params, 1), expand(m.buffers, 1)), held) for m in models]
+        counts = [_counts(engine, _stacked(model), held) for model in models]
         right = [int(correct.sum()) / int(labels.sum()) for _, correct, labels in counts]
         results = {"accuracy": torch.tensor(right, dtype=torch.float64)}
     else:
@@ -167,12 +213,18 @@ def _engine(run: RunSpec, node: NodeConfig, client: int) -> SequentialEngine:
 @functools.lru_cache(maxsize=4)  # reused where one process handles several messages, as in simulations
 def _cached_engine(run_text: str, node_items: tuple[tuple[str, object], ...], client: int) -> SequentialEngine:
     run, node = RunSpec.of(run_text), dict(node_items)
-    config = Config.of(run.settings)
+    agreement = Agreement.of_node(node)
+    config = agreement.config_of(run.settings)
+    if not 0 <= client < config.clients or number_of(node) not in (-1, client):
+        raise MessageError(f"this node is not client {client}")
     share = load_share(run, config, node)
+    federation = federation_of(share, client, config)
+    agreement.check_samples(federation.class_mixes[client])
+    agreement.check_parameters(count_parameters(config.model, share.input_shape, share.classes))
     module = build_model(config.model, share.input_shape, share.classes, config.seed)
     engine = SequentialEngine(
         module,
-        federation_of(share, client, config),
+        federation,
         config.algorithm,
         config.local_training,
         pick_device(str(node.get("device", config.device))),
@@ -186,13 +238,30 @@ def _cached_engine(run_text: str, node_items: tuple[tuple[str, object], ...], cl
 
 def _counts(engine: SequentialEngine, model: Model, held: Indices) -> torch.Tensor:
     """Return Z, TP and T of a model (client axis of length one) on some of the node's samples, [3, m]."""
-    confusion = engine.count_by_node(_on_device(engine, model), [held])[0]
+    confusion = engine.count_by_node(model, [held])[0]
     counts = ClassCounts.from_confusion(confusion)
     return torch.stack([counts.predicted, counts.correct, counts.labels]).cpu()
 
 
-def _on_device(engine: SequentialEngine, model: Model) -> Model:
+def _stacked(model: Model) -> Model:
+    return Model(expand(model.params, 1), expand(model.buffers, 1))
+
+
+def _received(engine: SequentialEngine, model: Model) -> Model:
+    """Return a received model on the engine's device; refuse one of other shapes than the run's network."""
+    check_tree("parameters", model.params, engine.initial_model.params)
+    check_tree("buffers", model.buffers, engine.initial_model.buffers)
     return Model(engine.on_device(model.params), engine.on_device(model.buffers))
+
+
+def _check_received(engine: SequentialEngine, received: State) -> None:
+    """Refuse what the method does not broadcast, or in other shapes."""
+    start = Server(engine.initial_model, engine.algorithm.initial_memory(engine.initial_model))
+    wanted = {name: tree for name, tree in engine.algorithm.broadcast(start).items() if tree}
+    if received.keys() != wanted.keys():
+        raise RefusedError(f"the method broadcasts {', '.join(wanted) or 'nothing'} besides the model")
+    for name, tree in received.items():
+        check_tree(name, tree, wanted[name])
 
 
 def _only(tree: Tree) -> Tree:

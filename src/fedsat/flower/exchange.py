@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 from flwr.app import ArrayRecord
 
-from fedsat.flower.records import Message, Stamp, size
+from fedsat.flower.messages import Refused
+from fedsat.flower.records import Message, MessageError, Stamp, size
 from fedsat.flower.transport import Failure, Reply, Request, Transport
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 1.0
@@ -107,6 +108,11 @@ class Exchange:
     def _answer(self, request_id: str, reply: Reply) -> Reply:
         """Return a reply, unless it answers another request: one of an earlier round, or of another node."""
         stamp = self._stamps.pop(request_id)
-        if isinstance(reply, Failure) or Stamp.of(reply) == stamp:
+        if isinstance(reply, Failure):
             return reply
-        return Failure("its reply does not answer this request")
+        if Stamp.of(reply) != stamp:
+            return Failure("its reply does not answer this request")
+        try:
+            return Failure(Refused.unpack(reply).why) if Refused.sent_in(reply) else reply
+        except MessageError as error:
+            return Failure(str(error))

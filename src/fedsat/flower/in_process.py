@@ -6,8 +6,7 @@ from collections.abc import Iterable
 
 from flwr.app import Context, RecordDict
 
-from fedsat.errors import FedsatError
-from fedsat.flower.client import handle
+from fedsat.flower.client import answer
 from fedsat.flower.node_data import NodeConfig
 from fedsat.flower.transport import Failure, Reply, Request
 
@@ -54,13 +53,8 @@ class InProcessNodes:
         return {key: self._replies.pop(key) for key in request_ids if key in self._replies}
 
     def reply(self, request: Request) -> Reply | None:
-        """Return the node's reply, or None if there is none. Errors become failures, as with a SuperNode."""
+        """Return the node's reply, or None if there is none."""
         context = self.contexts.get(request.node)
         if context is None:
             return Failure("the node is not connected")
-        try:
-            return handle(request.kind, request.content, context)
-        except FedsatError as error:
-            return Failure(str(error))
-        except Exception as error:
-            return Failure(f"{type(error).__name__}: {error}")
+        return answer(request.kind, request.content, context)

@@ -5,6 +5,7 @@
     evaluate_worker  models of the clients it is a worker of     -> three vectors of counts each (evaluate.worker)
     evaluate         global models, or their recalls             -> the client's accuracy        (evaluate)
 
+A node may reply to any of them that it refuses (`Refused`).
 `fedsat.flower.records` encodes them and checks the version; `fedsat.flower.checks` checks the values of the replies.
 """
 
@@ -16,9 +17,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
+from flwr.app import RecordDict
+
 from fedsat.algorithms import Model
-from fedsat.flower.records import Envelope, Message, model_trees, state_trees
+from fedsat.flower.records import HEAD, Envelope, Message, MessageError, clean, model_trees, state_trees
 from fedsat.tree import State, Tree
+
+LONGEST_RUN = 2**22
+"""Characters of a run's settings, class names and schema."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,37 @@ def _finite(numbers: list[float]) -> tuple[float, ...]:
     if not all(map(math.isfinite, found)):
         raise ValueError("a number is not finite")
     return found
+
+
+def run_of(records: RecordDict) -> RunSpec:
+    """Return the run that a request belongs to; nothing else of the message is decoded."""
+    try:
+        text = str(records.config_records[HEAD]["run"])
+        if len(text) > LONGEST_RUN:
+            raise ValueError(f"it has {len(text):,} characters, more than {LONGEST_RUN:,}")
+        return RunSpec.of(text)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise MessageError(f"the request has no readable run: {clean(str(error))}") from error
+
+
+@dataclass(frozen=True)
+class Refused(Message):
+    """A node's reply if it cannot or will not do what is asked, instead of any other."""
+
+    error: str
+    """The class of the error."""
+    why: str
+
+    name: ClassVar[str] = "refused"
+
+    def envelope(self) -> Envelope:
+        """Return the content of the message."""
+        return Envelope({"error": self.error, "why": self.why})
+
+    @classmethod
+    def read(cls, envelope: Envelope) -> Self:
+        """Return the message with this content."""
+        return cls(clean(envelope.text("error")), clean(envelope.text("why")))
 
 
 @dataclass(frozen=True)

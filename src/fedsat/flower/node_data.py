@@ -5,7 +5,7 @@ The node's configuration (`flower-supernode --node-config`) is one of
     folder="/data/ours"                                   everything in this folder (see docs/howto/data.md), or a table
     dataset="mnist" partition-id=3 num-partitions=10      one part of a dataset, split as in the run
 
-`dataset` is optional if fedsat knows the run's dataset by name.
+`dataset` is optional if the run's dataset is one that the agreement lists, by default one of those in the package.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 
 from fedsat import data
-from fedsat.data.catalog import has_name
 from fedsat.data.folders import load_folder
 from fedsat.data.schema import Schema
 from fedsat.data.splits import hold_out
 from fedsat.data.tables import load_part
 from fedsat.errors import DataError, UsageError
 from fedsat.experiment.config import Config
+from fedsat.flower.agreement import Agreement
 from fedsat.flower.messages import RunSpec
 
 NodeConfig = Mapping[str, Any]
@@ -73,11 +73,12 @@ def _partition(run: RunSpec, config: Config, node: NodeConfig, schema: Schema | 
         raise UsageError(
             f"num-partitions of the node is {node['num-partitions']}, but the run has {config.clients} clients"
         )
-    name = str(node.get("dataset", config.dataset_name))
-    if not has_name(name) and "dataset" not in node:
+    if "dataset" not in node and config.dataset_name not in Agreement.of_node(node).datasets:
         raise UsageError(
-            f"the run's dataset {name!r} is a path on the server; set dataset or folder in the node's configuration"
+            f"the run may not choose the dataset {config.dataset_name!r}; set dataset or folder in the node's "
+            "configuration, or list it under datasets in the agreement"
         )
+    name = str(node.get("dataset", config.dataset_name))
     whole = replace(config, dataset=name).load_dataset()
     if schema is not None and whole.schema != schema:
         why = "it is not a table" if whole.schema is None else schema.difference(whole.schema)

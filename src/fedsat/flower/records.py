@@ -160,6 +160,11 @@ class Message:
         return records
 
     @classmethod
+    def sent_in(cls, records: RecordDict) -> bool:
+        """Whether the records are a message of this class."""
+        return records.config_records.get(HEAD, ConfigRecord()).get("message") == cls.name
+
+    @classmethod
     def unpack(cls, records: RecordDict, most: int = LARGEST_MESSAGE) -> Self:
         """Read a message of at most `most` bytes from Flower's records.
 
@@ -167,9 +172,9 @@ class Message:
         """
         if size(records) > most:
             raise MessageError(f"a message of {size(records):,} bytes; at most {most:,} are read")
-        head = records.config_records.get(HEAD)
-        if head is None or head.get("message") != cls.name:
+        if not cls.sent_in(records):
             raise MessageError(f"not a {cls.name!r} message")
+        head = records.config_records[HEAD]
         if head.get("version") != VERSION:
             raise MessageError(
                 f"message version {clean(str(head.get('version')))}, expected {VERSION}; "

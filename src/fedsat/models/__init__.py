@@ -3,7 +3,7 @@
 from fedsat.models.lenet import LeNet5
 from fedsat.models.mlp import MLP
 from fedsat.models.norms import BatchNormRelu, GroupNormRelu
-from fedsat.models.registry import FROM_DATA, build_model, models
+from fedsat.models.registry import FROM_DATA, build_model, count_parameters, models
 from fedsat.models.resnet import ResNet8, ResNet18
 from fedsat.models.tabular import Tabular
 
@@ -17,5 +17,6 @@ __all__ = [
     "ResNet18",
     "Tabular",
     "build_model",
+    "count_parameters",
     "models",
 ]

@@ -26,6 +26,24 @@ def build_model(spec: Spec, input_shape: tuple[int, ...], classes: int, seed: in
     Any `torch.nn.Module` class can be named as `module:Name`. If its constructor has the parameters `input_shape`,
     `classes` or `num_classes`, they are filled in.
     """
+    name, options = _arguments(spec, input_shape, classes)
+    # torch's layers draw their weights from the global generator, which is restored afterwards.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(generator(seed, "model").integers(2**62)))
+        module = models.entry(name).part(**options)
+    _check_fit(module, name, input_shape, classes)
+    return module
+
+
+def count_parameters(spec: Spec, input_shape: tuple[int, ...], classes: int) -> int:
+    """Return the number of parameters of the network that `spec` names, without the memory for them."""
+    name, options = _arguments(spec, input_shape, classes)
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in models.entry(name).part(**options).parameters())
+
+
+def _arguments(spec: Spec, input_shape: tuple[int, ...], classes: int) -> tuple[str, dict[str, Any]]:
+    """Return a model's name and the arguments of its constructor."""
     name, options = models.arguments(spec)
     data: dict[str, Any] = {"input_shape": input_shape, "classes": classes, "num_classes": classes}
     for key, field in models.options(name).items():
@@ -33,12 +51,7 @@ def build_model(spec: Spec, input_shape: tuple[int, ...], classes: int, seed: in
             options[key] = data[key]
         elif field.required and key not in options:
             raise UsageError(f"model {name!r} needs a value for {key}; set it with --set model.{key}=…")
-    # torch's layers draw their weights from the global generator, which is restored afterwards.
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(generator(seed, "model").integers(2**62)))
-        module = models.entry(name).part(**options)
-    _check_fit(module, name, input_shape, classes)
-    return module
+    return name, options
 
 
 def _check_fit(module: nn.Module, name: str, input_shape: tuple[int, ...], classes: int) -> None:
