@@ -62,6 +62,20 @@ METRICS = [
     "client_accuracy_median",
     "client_accuracy_max",
 ]
+MEASURES = [
+    "f1",
+    "precision",
+    "specificity",
+    "mcc",
+    "auroc",
+    "average_precision",
+    "sensitivity_at_90",
+    "sensitivity_at_95",
+    "sensitivity_at_99",
+    "brier",
+    "calibration_error",
+    "ece",
+]
 PARTS = [
     "psl",
     "logit-calibration",
@@ -88,10 +102,11 @@ VALUES: dict[str, list[str]] = {
     "--optimizer": ["sgd"],
     "--lr-schedule": ["constant", "exponential", "step", "cosine"],
     "--early-stop": METRICS,
+    "--metrics": [*MEASURES, *(f"worst_class_{name}" for name in MEASURES[:-1] if name != "mcc")],
     "--with": PARTS,
     "--without": [*PARTS, "correction"],
     "--augment": ["none", "crop-flip"],
-    "--client-accuracy": ["expected", "local"],
+    "--client-accuracy": ["expected", "test-split", "local"],
     "--engine": ["auto", "stacked", "sequential"],
     "--precision": ["float32", "bf16", "float64"],
     "--device": ["auto", "cpu", "cuda"],

@@ -16,6 +16,7 @@ from rich.console import Console
 from fedsat import data
 from fedsat.cli.options import Out, configured
 from fedsat.cli.sections import NODES
+from fedsat.cli.training import show_run
 from fedsat.data.catalog import has_name
 from fedsat.errors import FedsatError, UsageError
 from fedsat.experiment.config import Config
@@ -30,7 +31,6 @@ from fedsat.flower.processes import LocalFederation
 from fedsat.flower.terms import Terms
 from fedsat.metrics import RoundRecord
 from fedsat.report.progress import Watcher, say
-from fedsat.report.tables import run_table
 
 LOGS = "flower-logs"
 """Subfolder of a run for the output of Flower's processes."""
@@ -104,7 +104,7 @@ def federate(
         finally:
             _keep_logs(Path(work) / "logs", folder)
         _check_completed(folder, federation.log("run"))
-    console.print(run_table(StoredRun.read(folder)))
+    show_run(console, StoredRun.read(folder))
     say(console, f"files: {folder}")
 
 

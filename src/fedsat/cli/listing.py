@@ -17,7 +17,7 @@ from fedsat.cli.data import datasets_table
 from fedsat.data import partitions
 from fedsat.entry_points import offers, package_of
 from fedsat.errors import UsageError, unknown
-from fedsat.metrics import METRICS
+from fedsat.metrics import FORMS, MEASURES, METRICS
 from fedsat.models import FROM_DATA, models
 from fedsat.options import OptionField, Registry, options_of
 from fedsat.rounds import attacks, lr_schedules, privacies
@@ -51,7 +51,10 @@ USES = {
 
 OWN = "NAME can also be a class of your own, written module:Name."
 
-METRICS_NOTE = "Recorded in every evaluated round. Add your own functions with --metrics module:name,module:name."
+METRICS_NOTE = (
+    "The first table is recorded in every evaluated round. Choose more with --metrics, such as auroc,worst_class_f1: "
+    "a measure, with a form in front. Add your own functions as module:name."
+)
 
 LISTS = ("datasets", *KINDS, "metrics")
 """What can be listed."""
@@ -72,7 +75,8 @@ def show(
     elif what == "datasets":
         console.print(datasets_table())
     elif what == "metrics":
-        console.print(metrics_table())
+        for table in (metrics_table(), measures_table(), forms_table()):
+            console.print(table)
         print_note(console, METRICS_NOTE)
     elif what in ("methods", "algorithms"):
         print_parts(console, algorithms, shared=options_of(Algorithm))
@@ -94,6 +98,27 @@ def metrics_table() -> Table:
         table.add_row(metric.name, metric.caption)
     for name, point in offers("metrics").items():
         table.add_row(name, f"of the package {package_of(point)}; choose it with --metrics {name}")
+    return table
+
+
+def measures_table() -> Table:
+    """List the measures, from which further metrics are made."""
+    table = Table(title="measures", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for heading in ("measure", "of each class", "definition"):
+        table.add_column(heading)
+    for each in MEASURES:
+        text = (each.compute.__doc__ or "").strip().partition("\n")[0]
+        table.add_row(each.name, "yes" if each.of_classes else "", text)
+    return table
+
+
+def forms_table() -> Table:
+    """List the forms of a measure, by the prefix of its name."""
+    table = Table(title="forms", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for heading in ("name", "what it is"):
+        table.add_column(heading)
+    for prefix, text in FORMS.items():
+        table.add_row(f"{prefix}MEASURE", text)
     return table
 
 

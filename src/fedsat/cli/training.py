@@ -33,7 +33,7 @@ from fedsat.report.export import check_table
 from fedsat.report.groups import find_runs
 from fedsat.report.progress import ConsoleDisplay, describe_setup, say
 from fedsat.report.side_by_side import Comparison
-from fedsat.report.tables import comparison_table, run_table
+from fedsat.report.tables import class_table, comparison_table, run_table
 
 PAGE = "report.html"
 
@@ -82,8 +82,15 @@ def resume(
 def _carry_out(console: Console, prepared: Run, folder: Path, callbacks: Callbacks) -> None:
     say(console, describe_setup(prepared))
     train_shown(ConsoleDisplay(console), prepared, callbacks=callbacks)
-    console.print(run_table(StoredRun.read(folder)))
+    show_run(console, StoredRun.read(folder))
     say(console, f"files: {folder}")
+
+
+def show_run(console: Console, stored: StoredRun) -> None:
+    """Print the results of a run, and of its classes if its metrics are about them."""
+    console.print(run_table(stored))
+    if (classes := class_table(stored)) is not None:
+        console.print(classes)
 
 
 Target = Annotated[

@@ -21,7 +21,7 @@ from fedsat.engine.evaluate import Counter
 from fedsat.engine.examples import Examples
 from fedsat.engine.network import initial_weights
 from fedsat.errors import UsageError
-from fedsat.metrics import ClassCounts, ClientAccuracy, Evaluation, accuracy_by_client
+from fedsat.metrics import NO_DETAIL, ClassCounts, ClientAccuracy, Detail, Evaluation, accuracy_by_client
 from fedsat.rounds.local import LocalTraining
 from fedsat.rounds.noise import seeded
 from fedsat.rounds.privacy import Protection
@@ -149,26 +149,41 @@ class BaseEngine:
         """The client of each test sample if the test set is divided among the clients, N for samples of no client."""
         return divide_among_clients(self.federation.dataset.test.labels, self.class_mixes, self.training.seed)
 
-    def test(self, model: Model) -> Evaluation:
+    def test(self, model: Model, detail: Detail = NO_DETAIL) -> Evaluation:
         """Evaluate the global model on the test set."""
         with tuned_kernels():
-            return self.test_counter.evaluate(model)
+            return self.test_counter.evaluate(model, detail=detail)
 
-    def evaluate(self, models: Sequence[Model], client_accuracy: ClientAccuracy) -> list[Evaluation]:
+    def evaluate(
+        self, models: Sequence[Model], client_accuracy: ClientAccuracy, detail: Detail = NO_DETAIL
+    ) -> list[Evaluation]:
         """Evaluate global models on the test set and compute every client's accuracy with each."""
-        return [self._evaluate_model(model, client_accuracy) for model in models]
+        return [self._evaluate_model(model, client_accuracy, detail) for model in models]
 
-    def _evaluate_model(self, model: Model, client_accuracy: ClientAccuracy) -> Evaluation:
+    def _evaluate_model(self, model: Model, client_accuracy: ClientAccuracy, detail: Detail) -> Evaluation:
         if client_accuracy == "test-split":
             with tuned_kernels():
-                return self.test_counter.evaluate(model, self.test_owners, self.clients)
-        evaluation = self.test(model)
+                return self.test_counter.evaluate(model, self.test_owners, self.clients, detail)
+        evaluation = self.test(model, detail)
         if client_accuracy == "expected":
-            return replace(evaluation, client_accuracies=evaluation.expected_client_accuracy(self.class_mixes))
-        stacked = Model(expand(model.params, 1), expand(model.buffers, 1))
+            accuracies = evaluation.expected_client_accuracy(self.class_mixes)
+            return replace(evaluation, client_accuracies=accuracies, class_mixes=self.class_mixes)
         held = [self.federation.indices(client) for client in range(self.clients)]
-        counts = self.count_by_node(stacked, held).cpu().numpy()
-        return replace(evaluation, client_accuracies=accuracy_by_client(counts))
+        return replace(evaluation, **self.evaluate_held(model, held, detail))
+
+    def evaluate_held(self, model: Model, held: Sequence[Indices], detail: Detail) -> dict[str, Any]:
+        """Return the fields of an evaluation that describe each client's own samples."""
+        indices, owners = self.joined(held)
+        alone = Model(expand(model.params, 1), expand(model.buffers, 1))
+        with tuned_kernels():
+            tally = self.train_counter.count(alone, indices, owners, len(held), len(held) * detail.client_scores)
+        counts = tally.counts.cpu().numpy()
+        scores = None if tally.scores is None else tally.scores.cpu().numpy()
+        return {
+            "client_accuracies": accuracy_by_client(counts),
+            "client_confusion": counts,
+            "client_histograms": scores,
+        }
 
     def traffic(
         self, server: Server, sampled: int, responded: int, updates: Updates, counts: ClassCounts | None

@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 from fedsat.algorithms import Model, Network
 from fedsat.algorithms.objective import cross_entropy
 from fedsat.engine.examples import Examples
-from fedsat.metrics import Evaluation, Floats, accuracy_by_client
+from fedsat.metrics import NO_DETAIL, Detail, Evaluation, Floats, accuracy_by_client, histograms
 from fedsat.seeding import Indices
 from fedsat.tree import expand, tree_map, write
 
@@ -31,12 +31,15 @@ class Tally:
 
     counts: Tensor
     loss: Tensor
+    scores: Tensor | None = None
+    """Histograms of the scores, [groups, m + 1, BINS, 2], or of all samples together, [1, …], if they are counted."""
 
     @staticmethod
-    def empty(groups: int, classes: int, device: torch.device) -> Tally:
-        """Return zero counts."""
+    def empty(groups: int, classes: int, device: torch.device, scored: int = 0) -> Tally:
+        """Return zero counts, and histograms for `scored` groups."""
         counts = torch.zeros(groups, classes, classes, dtype=torch.int64, device=device)
-        return Tally(counts, torch.zeros((), dtype=torch.float64, device=device))
+        scores = histograms.empty(scored, classes, device) if scored else None
+        return Tally(counts, torch.zeros((), dtype=torch.float64, device=device), scores)
 
     @property
     def mean_loss(self) -> float:
@@ -51,26 +54,40 @@ class Counter:
         self.network, self.examples, self.classes, self.batch = network, examples, classes, batch
 
     @torch.inference_mode()
-    def count(self, model: Model, indices: Tensor, owners: Tensor, groups: int) -> Tally:
-        """Evaluate one model (client axis of length one) on the samples at `indices`; `owners` are their groups."""
-        tally = Tally.empty(groups, self.classes, indices.device)
+    def count(self, model: Model, indices: Tensor, owners: Tensor, groups: int, scored: int = 0) -> Tally:
+        """Evaluate one model (client axis of length one) on the samples at `indices`; `owners` are their groups.
+
+        Scores are counted for all samples together if `scored` is 1, and for each group if it is the number of groups.
+        """
+        tally = Tally.empty(groups, self.classes, indices.device, scored)
         for start in range(0, len(indices), self.batch):
             self._add(tally, model, indices[start : start + self.batch], owners[start : start + self.batch])
         return tally
 
-    def evaluate(self, model: Model, owners: Indices | None = None, clients: int = 0) -> Evaluation:
+    def evaluate(
+        self, model: Model, owners: Indices | None = None, clients: int = 0, detail: Detail = NO_DETAIL
+    ) -> Evaluation:
         """Evaluate a model without client axis on all samples of the split.
 
         If the split is divided among clients, `owners` are the clients of the samples, N for samples of no client. The
-        result then has each client's accuracy on its part.
+        result then has each client's counts and accuracy on its part.
         """
         indices = torch.arange(len(self.examples), device=self.examples.labels.device)
         groups = torch.zeros_like(indices) if owners is None else torch.from_numpy(owners).to(indices.device)
         alone = Model(expand(model.params, 1), expand(model.buffers, 1))
-        tally = self.count(alone, indices, groups, clients + 1)
+        scored = clients + 1 if detail.client_scores else int(detail.scores)
+        tally = self.count(alone, indices, groups, clients + 1, scored)
         counts = tally.counts.cpu().numpy()
+        scores = None if tally.scores is None else tally.scores.cpu().numpy()
+        apart = counts[:clients] if owners is not None else None
         return Evaluation(
-            counts.sum(axis=0), tally.mean_loss, accuracy_by_client(counts[:clients]), lambda: self.predict(alone)
+            counts.sum(axis=0),
+            tally.mean_loss,
+            accuracy_by_client(counts[:clients]),
+            lambda: self.predict(alone),
+            histograms=None if scores is None else scores.sum(axis=0),
+            client_confusion=apart,
+            client_histograms=scores[:clients] if scores is not None and detail.client_scores else None,
         )
 
     @torch.inference_mode()
@@ -89,6 +106,9 @@ class Counter:
         cells = (owner.clamp(min=0) * self.classes + labels) * self.classes + logits.argmax(-1)
         tally.counts.view(-1).scatter_add_(0, cells, counted.to(torch.int64))
         tally.loss.add_(torch.where(counted, cross_entropy(logits, labels), 0).sum(dtype=torch.float64))
+        if tally.scores is not None:
+            groups = owner.clamp(min=0, max=len(tally.scores) - 1)
+            histograms.add_scores(tally.scores, logits, labels, groups, counted)
 
     @torch.inference_mode()
     def count_each(self, model: Model, samples: Sequence[Tensor], owners: Sequence[Tensor], groups: int) -> Tensor:
@@ -133,8 +153,10 @@ class GraphedCounter(Counter):
         self._graph: torch.cuda.CUDAGraph | None = None
 
     @torch.inference_mode()
-    def count(self, model: Model, indices: Tensor, owners: Tensor, groups: int) -> Tally:
-        """Count as in `Counter`; the last batch is padded with samples that do not count."""
+    def count(self, model: Model, indices: Tensor, owners: Tensor, groups: int, scored: int = 0) -> Tally:
+        """Count as in `Counter`; the last batch is padded with samples that do not count. Scores need no graph."""
+        if scored:
+            return super().count(model, indices, owners, groups, scored)
         if self._graph is None or groups > len(self._tally.counts):
             self._record(model, groups, indices.device)
         assert self._graph is not None

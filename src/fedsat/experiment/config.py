@@ -107,7 +107,10 @@ class Config:
             "their local training samples"
         ),
     ] = "expected"
-    metrics: Annotated[tuple[str, ...], Option("metrics of your own, as module:name, recorded and compared")] = ()
+    metrics: Annotated[
+        tuple[str, ...],
+        Option("further metrics to record and compare: names such as auroc, or your own as module:name"),
+    ] = ()
     dropout: Annotated[
         float, Option("share of sampled clients and workers that do not respond", at_least=0, below=1)
     ] = 0.0

@@ -1,5 +1,6 @@
 """The files of a run: config.toml, metrics.jsonl, summary.json, model.safetensors, best.safetensors,
-averaged.safetensors if a running mean of the global models is kept, and schema.json if the data are a table.
+averaged.safetensors if a running mean of the global models is kept, schema.json if the data are a table, and
+counts.npz, the counts of the final model's evaluation.
 
 A run on real nodes also has nodes.txt from the start. Checkpoints are written by `checkpoint`.
 """
@@ -15,13 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
+
 from fedsat.algorithms import Model
 from fedsat.data import Schema
 from fedsat.errors import FedsatError, UsageError
-from fedsat.metrics import RoundRecord
+from fedsat.metrics import Evaluation, RoundRecord
 
 RECORDS, SUMMARY, CONFIG, SCHEMA = "metrics.jsonl", "summary.json", "config.toml", "schema.json"
 LAST_MODEL, BEST_MODEL, AVERAGED_MODEL = "model.safetensors", "best.safetensors", "averaged.safetensors"
+COUNTS = "counts.npz"
 ON_NODES = "nodes.txt"
 NODES_TEXT = "This is a run on real nodes. Each client's data and state are on its node, not here.\n"
 
@@ -97,6 +101,15 @@ class RunFolder:
         tensors = {key: tensor.contiguous().cpu() for key, tensor in {**model.params, **model.buffers}.items()}
         with speaking_of(self.path):
             write_whole(self.path / name, save(tensors))
+
+    def save_counts(self, evaluation: Evaluation) -> None:
+        """Write the counts of the final model's evaluation, from which all measures can be computed again."""
+        counts = {"confusion": evaluation.confusion}
+        for name in ("histograms", "client_confusion"):
+            if (found := getattr(evaluation, name)) is not None:
+                counts[name] = found
+        with speaking_of(self.path), whole(self.path / COUNTS) as file:
+            np.savez_compressed(file, allow_pickle=False, **counts)
 
     def finish(self, summary: Mapping[str, Any], model: Model) -> None:
         """Write the summary and the last model."""

@@ -22,8 +22,8 @@ from fedsat.experiment.folder import AVERAGED_MODEL, BEST_MODEL, RunFolder
 from fedsat.experiment.interrupt import STOPPED, sigterm_raises
 from fedsat.experiment.setup import Setup
 from fedsat.experiment.stopping import best_record
-from fedsat.experiment.summary import mean_over, round_record, summarise
-from fedsat.metrics import COMPARED, RoundRecord, known, measure
+from fedsat.experiment.summary import final_measures, mean_over, round_record, summarise
+from fedsat.metrics import COMPARED, Detail, Evaluation, RoundRecord, detail_of, known, measure, single
 from fedsat.rounds import FederationState, Sampling, attacks, run_round, start, timed
 from fedsat.rounds.ledger import Budget
 
@@ -53,7 +53,7 @@ class Run:
     def _repr_html_(self) -> str:
         """Return the main results, as a table in notebooks."""
         summary, ten = self.summary, self.summary.get("last_ten", {})
-        shown = [each for each in (*COMPARED, *self.setup.metrics) if each.name in summary]
+        shown = [each for each in (*COMPARED, *single(self.setup.metrics).values()) if each.name in summary]
         head = "".join(f"<th>{escape(each.heading)}</th>" for each in shown)
         rows = {"last round": summary, f"mean of {mean_over(self.training.rounds)}": ten} if shown else {}
         body = "".join(
@@ -185,7 +185,8 @@ class Run:
         others = engine.algorithm.reported_models(server)
         if state.averaged is not None:
             others = {**others, "averaged": state.averaged}
-        first, *rest = engine.evaluate([server.model, *others.values()], self.setup.config.client_accuracy)
+        how, detail = self.setup.config.client_accuracy, detail_of(self.setup.metrics)
+        first, *rest = engine.evaluate([server.model, *others.values()], how, detail)
         record.metrics = measure(first, self.setup.metrics)
         record.models = {name: measure(one, self.setup.metrics) for name, one in zip(others, rest, strict=True)}
         state = replace(state, evaluation=replace(first, predict=None))
@@ -210,9 +211,21 @@ class Run:
             self.folder.save_model(self.state.best, BEST_MODEL)
         if self.state.averaged is not None:
             self.folder.save_model(self.state.averaged, AVERAGED_MODEL)
-        self.folder.finish(self._final_summary(status, error), self.model)
+        summary = self._final_summary(status, error)
+        if (final := self._final_evaluation()) is not None:
+            self.folder.save_counts(final)
+            summary["final"] = final_measures(final, self.setup.metrics, self.setup.config.seed)
+        self.folder.finish(summary, self.model)
         if self.checkpoints is not None:
             self.checkpoints.end(keep=KEPT if status != "completed" else 1 if for_more else 0)
+
+    def _final_evaluation(self) -> Evaluation | None:
+        """Return the evaluation of the final model, with the scores; on real nodes, with what the metrics need."""
+        if self.setup.federation is None:
+            return self.state.evaluation
+        if self.status != "completed" or self.state.evaluation is None:
+            return None
+        return self.setup.engine.evaluate([self.model], self.setup.config.client_accuracy, Detail(scores=True))[0]
 
     def _affords_a_last_checkpoint(self) -> bool:
         return self.checkpoints is not None and self.checkpoints.due_at_the_end(self.training)

@@ -33,12 +33,25 @@ class Setup:
     notes: list[str]
     faults: Faults
     metrics: tuple[Metric, ...] = ()
-    """The user's own metrics."""
+    """The metrics that the run records in addition to those of every run."""
     schema: data.Schema | None = None
     """The columns of a table and how rows become inputs; None for other data."""
+    test_on_nodes: bool = False
+    """Whether real nodes test the model on samples that they hold out."""
 
     def __post_init__(self) -> None:
         watched(self.config.early_stop, self.metrics)
+        self._check_metrics()
+
+    def _check_metrics(self) -> None:
+        """Refuse metrics of single clients that the clients' accuracy does not count."""
+        if self.config.client_accuracy != "expected" or self.test_on_nodes:
+            return
+        for each in self.metrics:
+            if each.detail.client_scores or (each.detail.clients and self.federation is None):
+                raise UsageError(
+                    f"{each.name} needs every client's own results; set client_accuracy to test-split or local"
+                )
 
     @property
     def watched(self) -> Metric:

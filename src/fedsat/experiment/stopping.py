@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from fedsat.errors import UsageError, unknown
+from fedsat.errors import UsageError
 from fedsat.experiment.callbacks import Callback
-from fedsat.metrics import METRICS, Metric, RoundRecord
+from fedsat.metrics import Metric, RoundRecord, judged_by
 from fedsat.rounds.ledger import Budget, Ledger
 
 if TYPE_CHECKING:
@@ -106,8 +106,4 @@ def best_record(records: Iterable[RoundRecord], metric: Metric, min_gain: float 
 
 def watched(name: str, own: Iterable[Metric]) -> Metric:
     """Return the metric that the best model is chosen by: that of `early_stop`, or accuracy if it is empty."""
-    known = {**METRICS, **{each.name: each for each in own}}
-    known.pop("recall")  # one number per class
-    if name and name not in known:
-        raise unknown("metric of early_stop:", name, known)
-    return known[name or "accuracy"]
+    return judged_by("early_stop", name or "accuracy", own)

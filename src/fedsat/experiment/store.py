@@ -4,22 +4,34 @@ from __future__ import annotations
 
 import hashlib
 import json
+import zipfile
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsat.errors import UsageError
 from fedsat.experiment.checkpoint import checkpointed_rounds
 from fedsat.experiment.config import Config, complete, read
-from fedsat.experiment.folder import CONFIG, LAST_MODEL, RECORDS, SUMMARY, free_folder, read_records, read_summary
+from fedsat.experiment.folder import (
+    CONFIG,
+    COUNTS,
+    LAST_MODEL,
+    RECORDS,
+    SUMMARY,
+    free_folder,
+    read_records,
+    read_summary,
+)
 from fedsat.experiment.summary import summarise
 from fedsat.experiment.tensors import read_tensors
-from fedsat.metrics import METRICS, Metric, RoundRecord
+from fedsat.metrics import CHOICES, METRICS, Metric, RoundRecord
 
 ONLY_HOW = ("engine", "device", "checkpoint_every")
 """Settings that affect only the time and the last digits."""
@@ -110,14 +122,28 @@ class StoredRun:
 
     @cached_property
     def own_metrics(self) -> list[Metric]:
-        """Your own metrics, and what callbacks added, as `summary.json` describes them."""
+        """Chosen metrics, your own ones, and what callbacks added, as `summary.json` describes them."""
         described = {each["name"]: each for each in self.stored.get("metrics", ())}
         values = self.evaluated[-1].metrics if self.evaluated else {}
         names = [name for name, value in values.items() if name not in METRICS and isinstance(value, int | float)]
         plain = {"unit": ""}
         return [
-            Metric(**{"name": name, "label": name, **plain, **described.get(name, {})}, compared=True) for name in names
+            CHOICES.get(name)
+            or Metric(**{"name": name, "label": name, **plain, **described.get(name, {})}, compared=True)
+            for name in names
         ]
+
+    @cached_property
+    def counts(self) -> dict[str, NDArray[np.int64]]:
+        """The counts of the final model: `confusion`, and `histograms` and `client_confusion` if known; or nothing."""
+        path = self.folder / COUNTS
+        if not path.is_file():
+            return {}
+        try:
+            with np.load(path, allow_pickle=False) as stored:
+                return {name: stored[name] for name in stored}
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+            raise UsageError(f"{path} is damaged: {error}") from error
 
     @property
     def ended_early(self) -> bool:

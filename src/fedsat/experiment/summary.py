@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from fedsat.metrics import RoundRecord, worst_class
+from fedsat.metrics import CHOICES, MEASURES, METRICS, Evaluation, Measure, Metric, RoundRecord, known, worst_class
+from fedsat.metrics.intervals import intervals
 from fedsat.rounds import RoundResult
 
 LAST = 10
@@ -63,6 +64,27 @@ def summarise(records: Sequence[RoundRecord]) -> dict[str, Any]:
         for name in evaluated[-1].models
     }
     return {**summary, "models": others} if others else summary
+
+
+def final_measures(evaluation: Evaluation, chosen: Sequence[Metric], seed: int) -> dict[str, Any]:
+    """Return all measures of the final model, those of each class, and confidence intervals.
+
+    Intervals are computed for the metrics of the run, and for each class where a chosen measure uses the scores.
+    """
+    counted = [each for each in MEASURES if not each.scores or evaluation.histograms is not None]
+    by_class = {each.name: known(each.compute(evaluation.counts)) for each in counted if each.of_classes}
+    scored = {each.measure for each in chosen if each.detail.scores or each.detail.client_scores}
+    classes = [CHOICES[f"class_{each.name}"] for each in counted if each.of_classes and each.name in scored]
+    wanted = {each.name: each for each in (*METRICS.values(), *chosen, *classes)}
+    return {
+        "overall": dict(zip([each.name for each in counted], known(_overall(counted, evaluation)), strict=True)),
+        "classes": {"samples": evaluation.confusion.sum(1).tolist(), **by_class},
+        "intervals": intervals(evaluation, wanted.values(), seed),
+    }
+
+
+def _overall(counted: Sequence[Measure], evaluation: Evaluation) -> list[float]:
+    return [float(each.overall(evaluation.counts)) for each in counted]
 
 
 Evaluated = Sequence[tuple[int, Mapping[str, Any]]]

@@ -17,7 +17,7 @@ from fedsat.experiment.jobs import Choice, Contender, Job
 from fedsat.experiment.samplers import GridSampler, OptunaSampler, Sampler, SamplerName
 from fedsat.experiment.settings import full_name
 from fedsat.experiment.store import Shelf
-from fedsat.metrics import METRICS, Metric, find_metrics
+from fedsat.metrics import Metric, find_metrics, judged_by
 
 HOLDOUT = 0.2
 """The share of the training data that is held out, unless the user gives another one."""
@@ -134,8 +134,4 @@ def _count_trials(contenders: Sequence[Contender], trials: int | None) -> int:
 
 
 def _find_metric(name: str, contenders: Sequence[Contender]) -> Metric:
-    own = find_metrics(contenders[0].table.get("metrics", ()))
-    known = {each.name: each for each in (*METRICS.values(), *own) if each.name != "recall"}
-    if name not in known:
-        raise unknown("metric", name, known)
-    return known[name]
+    return judged_by("metric", name, find_metrics(contenders[0].table.get("metrics", ())))

@@ -23,7 +23,7 @@ from fedsat.flower.members import Members
 from fedsat.flower.messages import Evaluate, Evaluated, RunSpec, Train, Trained
 from fedsat.flower.terms import Terms
 from fedsat.flower.worker_round import Workers
-from fedsat.metrics import ClassCounts, ClientAccuracy, Evaluation
+from fedsat.metrics import NO_DETAIL, ClassCounts, ClientAccuracy, Detail, Evaluation
 from fedsat.rounds import Protection, TrainedRound
 from fedsat.rounds.noise import secure
 from fedsat.rounds.round import Traffic
@@ -162,13 +162,15 @@ class RemoteEngine:
         predicted, correct, labels = counts.to(self.device).unbind(2)
         return ClassCounts(predicted, correct, labels)
 
-    def evaluate(self, models: Sequence[Model], client_accuracy: ClientAccuracy) -> list[Evaluation]:
+    def evaluate(
+        self, models: Sequence[Model], client_accuracy: ClientAccuracy, detail: Detail = NO_DETAIL
+    ) -> list[Evaluation]:
         """Test global models here or on the nodes, and collect the accuracies of the clients that respond."""
         count, classes = len(models), len(self.class_names)
         if self._test and client_accuracy == "test-split":
             owners = self._test_owners(self._test.examples.labels)
-            return [self._test.evaluate(model, owners, self.clients) for model in models]
-        evaluations = [self._test.evaluate(model) for model in models] if self._test else []
+            return [self._test.evaluate(model, owners, self.clients, detail) for model in models]
+        evaluations = [self._test.evaluate(model, detail=detail) for model in models] if self._test else []
         how: str = client_accuracy if evaluations else "held-out"
         recalls: Tree = {}
         if how == "expected":

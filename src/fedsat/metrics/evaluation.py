@@ -3,21 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedsat.errors import UsageError
+from fedsat.metrics.measures import Counts, Floats, share
 
-Floats = NDArray[np.float64]
 ClientAccuracy = Literal["expected", "test-split", "local"]
 """Clients' accuracy: `expected` from their class mix and the test recalls, `test-split` on the test set divided among
 them, or on their `local` training samples."""
 Predict = Callable[[], tuple[Floats, NDArray[np.int64]]]
 """Returns the class probabilities of the test samples, [n, m], and their labels, [n]."""
+
+
+@dataclass(frozen=True)
+class Detail:
+    """What an evaluation counts in addition to the confusion matrix, because a metric needs it."""
+
+    scores: bool = False
+    """Histograms of the scores."""
+    clients: bool = False
+    """Every client's confusion matrix; in a simulation, it is known anyway."""
+    client_scores: bool = False
+    """Every client's histograms of the scores."""
+
+    def __or__(self, other: Detail) -> Detail:
+        return Detail(*(one or another for one, another in zip(astuple(self), astuple(other), strict=True)))
+
+
+NO_DETAIL = Detail()
 
 
 @dataclass(frozen=True)
@@ -32,6 +50,30 @@ class Evaluation:
     """Every client's accuracy; NaN if unknown."""
     predict: Predict | None = field(default=None, repr=False, compare=False)
     """Computes `scores` and `labels` when a metric needs them; None if the test samples are on the nodes."""
+    histograms: NDArray[np.int64] | None = field(default=None, repr=False)
+    """Histograms of the test samples' scores, [m + 1, BINS, 2] (`fedsat.metrics.histograms`), if they were counted."""
+    client_confusion: NDArray[np.int64] | None = field(default=None, repr=False)
+    """Confusion matrices on every client's test or training samples, [N, m, m], if they were counted."""
+    client_histograms: NDArray[np.int64] | None = field(default=None, repr=False)
+    """Histograms of the scores of the same samples, [N, m + 1, BINS, 2], if they were counted."""
+    class_mixes: NDArray[np.int64] | None = field(default=None, repr=False)
+    """Class counts of the clients, [N, m], if their counts are expected from the class mix."""
+
+    @cached_property
+    def counts(self) -> Counts:
+        """The counts of the test set, from which metrics are computed."""
+        return Counts(self.confusion, self.histograms)
+
+    @cached_property
+    def client_counts(self) -> Counts:
+        """The counts of every client, [N, …]: counted, or expected from its class mix and the test confusions."""
+        if self.client_confusion is not None:
+            return Counts(self.client_confusion, self.client_histograms)
+        if self.class_mixes is None:
+            raise UsageError("the counts of single clients are not available: the nodes keep them")
+        labels = self.confusion.sum(-1, keepdims=True)
+        rates = np.divide(self.confusion, labels, out=np.zeros(self.confusion.shape), where=labels > 0)
+        return Counts(self.class_mixes[:, :, None] * rates[..., None, :, :])
 
     @property
     def accuracy(self) -> float:
@@ -86,9 +128,3 @@ def expected_accuracy(recall: Floats, class_counts: NDArray[np.int64]) -> Floats
 def accuracy_by_client(counts: NDArray[np.int64]) -> Floats:
     """Return each client's accuracy from its confusion matrix, [N, m, m]; NaN for a client without samples."""
     return share(np.trace(counts, axis1=1, axis2=2), counts.sum(axis=(1, 2)))
-
-
-def share(part: NDArray[Any], whole: NDArray[Any]) -> Floats:
-    """Return part / whole, or NaN where the whole is 0."""
-    quotient: Floats = np.divide(part, whole, out=np.full(len(whole), np.nan), where=whole > 0)
-    return quotient

@@ -1,34 +1,35 @@
 """The table of metrics: what is computed from an evaluation, and how it is displayed.
 
-Runs, comparisons, figures and the report page use this table. A metric of your own is a function of an `Evaluation`:
-
-    @fedsat.metric(label="AUPRC")
-    def auprc(evaluation):
-        return average_precision_score(np.eye(10)[evaluation.labels], evaluation.scores)
-
-    fedsat.run(metrics=[auprc])        # or metrics = ["mymodule:auprc"] in config.toml
+Runs, comparisons, figures and the report page use this table. `METRICS` are recorded in every evaluated round, and
+`CHOICES` are recorded if `--metrics` names them. A measure, such as F1, has up to eight forms (`FORMS`): its mean over
+the classes, its worst class, one number per client, and so on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
-from fedsat.entry_points import load_offer, offers
 from fedsat.errors import DataError, UsageError
-from fedsat.metrics.evaluation import Evaluation
-from fedsat.options import import_object
+from fedsat.metrics import measures
+from fedsat.metrics.evaluation import NO_DETAIL, Detail, Evaluation
+from fedsat.metrics.measures import Counts, Floats, Measured
 
 Unit = Literal["%", ""]
 Compute = Callable[[Evaluation], Any]
 
 
+def written(value: float, unit: Unit, digits: int = 1) -> str:
+    """Format a value for display: shares in per cent, other numbers with two more digits."""
+    return f"{100 * value:.{digits}f}" if unit == "%" else f"{value:.{digits + 2}f}"
+
+
 @dataclass(frozen=True)
 class Metric:
-    """A number, or one number per class, computed from an evaluation."""
+    """A number, or one number per class or client, computed from an evaluation."""
 
     name: str
     """The key in records and summaries."""
@@ -43,6 +44,12 @@ class Metric:
     higher_is_better: bool = True
     compared: bool = False
     """Whether comparisons show it as a column and a chart."""
+    per: Literal["", "class", "client"] = ""
+    """Of what each number is, if there are several."""
+    detail: Detail = NO_DETAIL
+    """What has to be counted for it besides the confusion matrix."""
+    measure: str = ""
+    """The measure that it is a form of, for metrics in `CHOICES`."""
 
     @property
     def heading(self) -> str:
@@ -63,7 +70,7 @@ class Metric:
 
     def written(self, value: float, digits: int = 1) -> str:
         """Format a value for display."""
-        return f"{100 * value:.{digits}f}" if self.unit == "%" else f"{value:.{digits + 2}f}"
+        return written(value, self.unit, digits)
 
     def description(self) -> dict[str, Any]:
         """Return the description that reports need."""
@@ -72,81 +79,133 @@ class Metric:
         }  # fmt: skip
 
 
-def metric(
-    *, label: str = "", unit: Unit = "%", higher_is_better: bool = True, compared: bool = True
-) -> Callable[[Compute], Metric]:
-    """Describe a metric function (a decorator). Without it, the label is the name and the value has no unit."""
+@dataclass(frozen=True)
+class Measure:
+    """What is measured, of each class or of all samples; the forms of it are metrics."""
 
-    def describe(compute: Compute) -> Metric:
-        name = getattr(compute, "__name__", "metric")
-        text = label or name.replace("_", " ")
-        return Metric(name, text, compute, unit=unit, higher_is_better=higher_is_better, compared=compared)
+    name: str
+    label: str
+    compute: Measured
+    """From counts [...] to one number for each class, [..., m], or one for all samples, [...]."""
+    unit: Unit = "%"
+    higher_is_better: bool = True
+    of_classes: bool = True
+    scores: bool = False
+    """Whether it needs histograms of the scores."""
 
-    return describe
+    def overall(self, counts: Counts) -> Floats:
+        """Return one number for all samples: that of the measure, or its mean over the classes."""
+        values = self.compute(counts)
+        return _over_classes(np.nanmean, values) if self.of_classes else values
 
+    def worst(self, values: Floats) -> Floats:
+        """Return the worst of the values along the last axis."""
+        return _over_classes(np.nanmin if self.higher_is_better else np.nanmax, values)
 
-def find_metrics(paths: Iterable[str]) -> tuple[Metric, ...]:
-    """Return the metrics that paths point to: `module:name`, or the name under which a package offers one."""
-    found: dict[str, Metric] = {}
-    for path in paths:
-        offer = offers("metrics").get(path)
-        if offer is None and ":" not in path:
-            raise UsageError(f"metrics has {path!r}; a metric of your own is written module:name")
-        given = import_object("metric", path) if offer is None else load_offer("metric", offer)
-        if not isinstance(given, Metric):
-            if not callable(given):
-                raise UsageError(f"{path} cannot be used as a metric: it is not a function")
-            given = metric(unit="")(given)
-        if given.name in METRICS or given.name in found:
-            raise UsageError(f"{path}: there is already a metric called {given.name}; give the function another name")
-        found[given.name] = given
-    return tuple(found.values())
+    def gap(self, values: Floats) -> Floats:
+        """Return the difference of the best and the worst of the values along the last axis."""
+        return _over_classes(np.nanmax, values) - _over_classes(np.nanmin, values)
 
 
-def metric_path(given: Any) -> Any:
-    """Return the `module:name` of a metric given as an object, as stored in configurations."""
-    function = given.compute if isinstance(given, Metric) else given
-    return f"{function.__module__}:{function.__qualname__}" if callable(function) else given
+def _over_classes(reduce: Callable[..., Any], values: Floats) -> Floats:
+    """Reduce the last axis without its NaNs; NaN where there is nothing else."""
+    unknown = np.asarray(np.isnan(values).all(-1))
+    found: Floats = np.asarray(reduce(np.where(unknown[..., None], 0.0, values), axis=-1), dtype=np.float64)
+    return np.where(unknown, np.nan, found)
 
 
-def measure(evaluation: Evaluation, own: Iterable[Metric] = ()) -> dict[str, Any]:
-    """Compute every metric of the table and the user's own metrics; undefined values are None (null in JSON)."""
-    values = {each.name: _plain(each(evaluation)) for each in METRICS.values()}
-    for each in own:
-        value = each(evaluation)
-        if not isinstance(value, int | float | np.number | np.ndarray) or np.ndim(value) != 0:
-            raise UsageError(f"the metric {each.name} returned {value!r}; it must return a number")
-        values[each.name] = _plain(float(value))
-    return values
+def _weighted(values: Floats, counts: Counts) -> Floats:
+    """The mean of the classes' values, weighted by their numbers of samples."""
+    known = ~np.isnan(values)
+    weights = np.where(known, counts.labels, 0.0)
+    return measures.share((np.where(known, values, 0.0) * weights).sum(-1), weights.sum(-1))
 
 
-def _plain(value: Any) -> Any:
-    if np.ndim(value) == 0:
-        return float(value) if np.isfinite(value) else None
-    return known(value)
+MEASURES: Sequence[Measure] = (
+    Measure("accuracy", "accuracy", measures.accuracy, of_classes=False),
+    Measure("recall", "recall", measures.recall),
+    Measure("precision", "precision", measures.precision),
+    Measure("specificity", "specificity", measures.specificity),
+    Measure("f1", "F1", measures.f1, unit=""),
+    Measure("mcc", "MCC", measures.mcc, unit="", of_classes=False),
+    Measure("auroc", "AUROC", measures.auroc, unit="", scores=True),
+    Measure("average_precision", "average precision", measures.average_precision, unit="", scores=True),
+    Measure("sensitivity_at_90", "sensitivity at 90 % specificity", measures.sensitivity_at(0.90), scores=True),
+    Measure("sensitivity_at_95", "sensitivity at 95 % specificity", measures.sensitivity_at(0.95), scores=True),
+    Measure("sensitivity_at_99", "sensitivity at 99 % specificity", measures.sensitivity_at(0.99), scores=True),
+    Measure("brier", "Brier score", measures.brier, unit="", higher_is_better=False, scores=True),
+    Measure("calibration_error", "calibration error", measures.calibration_error, "", False, scores=True),
+    Measure("ece", "ECE", measures.ece, "", False, of_classes=False, scores=True),
+)
+
+FORMS: dict[str, str] = {
+    "": "the mean over the classes",
+    "weighted_": "the mean over the classes, weighted by their test samples",
+    "class_": "one number per class",
+    "worst_class_": "the worst class",
+    "class_gap_": "the difference of the best and the worst class",
+    "client_": "one number per client: its mean over the classes",
+    "worst_client_": "the worst client",
+    "client_gap_": "the difference of the best and the worst client",
+}
+"""Prefixes of a measure's name, such as `worst_class_f1`, and what the metric then is."""
 
 
-def known(values: Iterable[float]) -> list[float | None]:
-    """Return numbers that JSON can represent: undefined ones are None (null in JSON)."""
-    return [None if np.isnan(value) else float(value) for value in values]
+def forms(measure: Measure) -> list[Metric]:
+    """Return the metrics made from a measure; those about classes only for measures of each class."""
+    name, label, better = measure.name, measure.label, measure.higher_is_better
+    total = Detail(scores=measure.scores)
+    clients = Detail(clients=True, client_scores=measure.scores)
+
+    def of_clients(evaluation: Evaluation) -> Floats:
+        if name == "accuracy":  # known for every client on real nodes as well
+            return evaluation.client_accuracies
+        return measure.overall(evaluation.client_counts)
+
+    def made(prefix: str, text: str, compute: Compute, detail: Detail, **more: Any) -> Metric:
+        described = {"unit": measure.unit, "higher_is_better": better, "detail": detail, "compared": True, **more}
+        return Metric(prefix + name, text.format(label), compute, measure=name, **described)
+
+    per_class = [
+        made("weighted_", "weighted {}", lambda e: _weighted(measure.compute(e.counts), e.counts), total),
+        made("class_", "{} of each class", lambda e: measure.compute(e.counts), total, per="class"),
+        made("worst_class_", "worst-class {}", lambda e: measure.worst(measure.compute(e.counts)), total),
+        made("class_gap_", "gap in {} between classes", lambda e: measure.gap(measure.compute(e.counts)), total,
+             higher_is_better=False),
+    ]  # fmt: skip
+    known = NO_DETAIL if name == "accuracy" else clients
+    return [
+        made("", "{}", lambda e: measure.overall(e.counts), total),
+        *(per_class if measure.of_classes else ()),
+        made("client_", "{} of each client", of_clients, known, per="client"),
+        made("worst_client_", "worst-client {}", lambda e: measure.worst(of_clients(e)), known),
+        made("client_gap_", "gap in {} between clients", lambda e: measure.gap(of_clients(e)), known,
+             higher_is_better=False),
+    ]  # fmt: skip
 
 
 def _client_percentile(percent: float) -> Compute:
-    def compute(evaluation: Evaluation) -> float:
-        accuracies = evaluation.client_accuracies[~np.isnan(evaluation.client_accuracies)]
-        if not len(accuracies):
+    def compute(evaluation: Evaluation) -> Any:
+        accuracies = evaluation.client_accuracies
+        if np.isnan(accuracies).all():
             raise DataError("no client has a class of the test set, so client accuracies cannot be computed")
-        return float(np.percentile(accuracies, percent))
+        if accuracies.ndim == 1:
+            return float(np.percentile(accuracies[~np.isnan(accuracies)], percent))
+        return np.nanpercentile(accuracies, percent, axis=-1)
 
     return compute
 
 
+def _recall(evaluation: Evaluation) -> Floats:
+    return measures.recall(evaluation.counts)
+
+
 _TABLE: Sequence[Metric] = (
-    Metric("accuracy", "accuracy", lambda e: e.accuracy, compared=True),
-    Metric("balanced_accuracy", "balanced accuracy", lambda e: e.balanced_accuracy),
+    Metric("accuracy", "accuracy", lambda e: measures.accuracy(e.counts), compared=True),
+    Metric("balanced_accuracy", "balanced accuracy", lambda e: np.nanmean(_recall(e), axis=-1)),
     Metric("loss", "loss", lambda e: e.loss, unit="", higher_is_better=False),
-    Metric("recall", "recall", lambda e: e.recall, title="recall of each class"),
-    Metric("worst_class_recall", "worst-class recall", lambda e: np.nanmin(e.recall), compared=True),
+    Metric("recall", "recall", _recall, title="recall of each class", per="class"),
+    Metric("worst_class_recall", "worst-class recall", lambda e: np.nanmin(_recall(e), axis=-1), compared=True),
     Metric("worst_client_accuracy", "worst-client accuracy", _client_percentile(0), compared=True),
     Metric("client_accuracy_p10", "10 % of clients", _client_percentile(10), "10th percentile of clients' accuracies"),
     Metric("client_accuracy_median", "median client", _client_percentile(50), "median of clients' accuracies"),
@@ -156,5 +215,13 @@ _TABLE: Sequence[Metric] = (
 METRICS = {each.name: each for each in _TABLE}
 """The metrics of every run, by name. `recall` has one number per class, the others are single numbers."""
 
+CHOICES = {each.name: each for measure in MEASURES for each in forms(measure) if each.name not in METRICS}
+"""Further metrics by name, for `--metrics`: the forms of the measures."""
+
 COMPARED = tuple(each for each in _TABLE if each.compared)
 """The metrics that tables and charts show for every run."""
+
+
+def single(metrics: Sequence[Metric]) -> dict[str, Metric]:
+    """Return those metrics that are one number, by name: runs can be judged by them."""
+    return {each.name: each for each in metrics if not each.per}

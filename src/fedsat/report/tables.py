@@ -11,35 +11,82 @@ from rich.text import Text
 
 from fedsat.experiment.store import StoredRun
 from fedsat.experiment.summary import mean_over
-from fedsat.metrics import COMPARED, Metric
+from fedsat.metrics import CHOICES, COMPARED, MEASURES, Measure, Metric, written
 from fedsat.report.comparison import ComparisonTable, comparison
 from fedsat.report.groups import Group, common_settings
 
+WIDE = 4
+"""More metrics than this are rows of a run's table, not columns."""
+FULL = 9
+"""Most columns of a comparison that fit into 80 characters."""
+SHOWN_CLASSES = 40
+"""Classes that a run's table lists."""
+
 
 def run_table(run: StoredRun) -> Table:
-    """The results of one run: the last round, the mean of the last ten, and the best."""
+    """The results of one run: the last round with confidence intervals, the mean of the last ten, and the best."""
     summary, names = run.summary, run.summary["class_names"]
-    table = Table(title=f"{run.method}, {summary['rounds']} rounds", box=box.SIMPLE_HEAD)
     shown = (*COMPARED, *run.own_metrics)
-    for heading in ("", *(each.heading for each in shown)):
-        table.add_column(Text(heading), justify="left" if not heading else "right")
+    results: list[tuple[str, list[str]]] = []
     for model, numbers in _models(summary):
         last = {each.name: _cell(each, numbers) for each in shown}
         last["worst_class_recall"] += f" ({names[numbers['worst_class']]})"
-        table.add_row(f"last round{model}", *map(Text, last.values()))
-        table.add_row(
-            f"mean of {mean_over(summary['rounds'])}{model}", *(_cell(each, numbers["last_ten"]) for each in shown)
-        )
+        results.append((f"last round{model}", list(last.values())))
+        if not model and (ranges := summary.get("final", {}).get("intervals")):
+            results.append(("  95 % interval", [_range(each, ranges.get(each.name)) for each in shown]))
+        means = [_cell(each, numbers["last_ten"]) for each in shown]
+        results.append((f"mean of {mean_over(summary['rounds'])}{model}", means))
         best = numbers["best"]
-        table.add_row(f"best round ({best['round']}){model}", percent(best["accuracy"]), *[""] * (len(shown) - 1))
+        results.append((f"best round ({best['round']}){model}", [percent(best["accuracy"]), *[""] * (len(shown) - 1)]))
+    table = Table(title=f"{run.method}, {summary['rounds']} rounds", box=box.SIMPLE_HEAD)
+    headings, rows = [each.heading for each in shown], results
+    if len(shown) > WIDE:
+        cells = zip(*(values for _, values in results), strict=True)
+        rows = [(heading, list(row)) for heading, row in zip(headings, cells, strict=True)]
+        headings = [label.strip() for label, _ in results]
+    for heading in ("", *headings):
+        table.add_column(Text(heading), justify="left" if not heading else "right")
+    for label, values in rows:
+        table.add_row(label, *map(Text, values))
     table.caption = f"{summary['seconds']:.1f} s, {traffic(summary)}{faults(summary)}"
     if "epsilon" in summary:
         table.caption += f", ε = {summary['epsilon']:.3g}"
     return table
 
 
+def class_table(run: StoredRun) -> Table | None:
+    """The final model's measures of each class, if the run's metrics are about any: recall, and those measures."""
+    found, chosen = run.stored.get("final"), run.table.get("metrics", ())
+    names = {CHOICES[name].measure for name in chosen if name in CHOICES}
+    measures = [each for each in MEASURES if each.of_classes and each.name in names]
+    if not found or not measures:
+        return None
+    table = Table(title="classes, final model", box=box.SIMPLE_HEAD)
+    shown = [each for each in MEASURES if each.name in found["classes"] and (each.name == "recall" or each in measures)]
+    for heading in ("class", "samples", *(f"{each.label} {each.unit}".rstrip() for each in shown)):
+        table.add_column(Text(heading), justify="left" if heading == "class" else "right")
+    values = found["classes"]
+    for place, name in enumerate(run.stored["class_names"][:SHOWN_CLASSES]):
+        cells = [_written(each, values[each.name][place]) for each in shown]
+        table.add_row(Text(name), f"{values['samples'][place]:,}", *cells)
+    if len(run.stored["class_names"]) > SHOWN_CLASSES:
+        table.caption = f"the first {SHOWN_CLASSES} classes; summary.json has all"
+    return table
+
+
 def _cell(metric: Metric, values: Mapping[str, Any]) -> str:
-    return metric.written(values[metric.name]) if values.get(metric.name) is not None else "–"
+    return _written(metric, values.get(metric.name))
+
+
+def _written(metric: Metric | Measure, value: float | None) -> str:
+    return "–" if value is None else written(value, metric.unit)
+
+
+def _range(metric: Metric, interval: Sequence[float | None] | None) -> str:
+    """The confidence interval of the final model's metric over the test set, as `low–high`."""
+    if interval is None or interval[0] is None or interval[1] is None:
+        return ""
+    return f"{metric.written(interval[0])}–{metric.written(interval[1])}"
 
 
 def faults(summary: Mapping[str, Any]) -> str:
@@ -54,17 +101,23 @@ def comparison_table(groups: Sequence[Group], target: float | None = None) -> Ta
 
 
 def terminal_table(shown: ComparisonTable, title: str = "") -> Table:
-    """Return a table of results with its legend, for a terminal."""
+    """Return a table of results with its legend, for a terminal.
+
+    With many metrics, the methods are columns instead of rows, if they are fewer.
+    """
     # Narrow padding, so that the table fits into 80 columns.
     table = Table(title=Text(title) if title else None, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     table.caption, table.caption_justify = Text("\n".join([shown.legend, *shown.terms])), "left"
-    table.add_column("", overflow="fold", min_width=min(12, max(len(label) for (label, _), *_ in shown.rows)))
-    for heading in shown.headings[1:]:
-        table.add_column(heading.replace(" ", "\n", 1), justify="right", no_wrap=True)
-    tied = [any(mark == "tie" for _, mark in column) for column in zip(*shown.rows, strict=True)][1:]
-    for (label, _), *cells in shown.rows:
-        marked = (_marked(text, mark, room) for (text, mark), room in zip(cells, tied, strict=True))
-        table.add_row(Text(label), *marked)
+    tied = [any(mark == "tie" for _, mark in column) for column in zip(*shown.rows, strict=True)]
+    rows = [[_marked(text, mark, room) for (text, mark), room in zip(row, tied, strict=True)] for row in shown.rows]
+    headings = [heading.replace(" ", "\n", 1) for heading in shown.headings]
+    if len(rows) < len(headings) > FULL:
+        headings, *rows = [list(column) for column in zip(map(Text, shown.headings), *rows, strict=True)]
+    table.add_column("", overflow="fold", min_width=min(12, max(len(row[0]) for row in rows)))
+    for heading in headings[1:]:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
     return table
 
 

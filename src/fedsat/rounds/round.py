@@ -23,7 +23,7 @@ from torch import Tensor
 from fedsat.algorithms import Algorithm, ClientWeights, Model, Server, Updates
 from fedsat.algorithms.base import client_updates
 from fedsat.errors import TrainingError
-from fedsat.metrics import ClassCounts, ClientAccuracy, Evaluation
+from fedsat.metrics import NO_DETAIL, ClassCounts, ClientAccuracy, Detail, Evaluation
 from fedsat.rounds.attacks import Attack
 from fedsat.rounds.local import TrainedRound
 from fedsat.rounds.privacy import Protection
@@ -55,8 +55,10 @@ class Engine(Protocol):
     def evaluate_workers(self, updates: Updates, workers: Indices) -> ClassCounts:
         """Evaluate each client's model on its workers' samples; `workers` has one row of nodes per client."""
 
-    def evaluate(self, models: Sequence[Model], client_accuracy: ClientAccuracy) -> list[Evaluation]:
-        """Evaluate global models on the test set and compute every client's accuracy."""
+    def evaluate(
+        self, models: Sequence[Model], client_accuracy: ClientAccuracy, detail: Detail = NO_DETAIL
+    ) -> list[Evaluation]:
+        """Evaluate global models on the test set and compute every client's accuracy; `detail` is counted as well."""
 
     def traffic(
         self, server: Server, sampled: int, responded: int, updates: Updates, counts: ClassCounts | None
