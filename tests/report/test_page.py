@@ -23,8 +23,9 @@ METHODS = "elastic fedavg fedavgm feddyn fedlada fedlc fedprox moon scaffold fed
 
 def two_methods(folder: Path) -> list[Group]:
     for seed in (0, 1):
-        make_run(folder / f"fedavg{seed}", algorithm="fedavg", seed=seed, accuracy=0.6 + seed / 50)
-        make_run(folder / f"fedsat{seed}", algorithm="fedsat", seed=seed, accuracy=0.8 + seed / 50)
+        made: dict[str, Any] = {"seed": seed, "scores": True}
+        make_run(folder / f"fedavg{seed}", algorithm="fedavg", accuracy=0.6 + seed / 50, **made)
+        make_run(folder / f"fedsat{seed}", algorithm="fedsat", accuracy=0.8 + seed / 50, **made)
     return group_runs(find_runs([folder]))
 
 
@@ -64,7 +65,9 @@ DRIVE = """<script>
 const count = (selector) => document.querySelectorAll(selector).length;
 const seen = { before: count("#accuracy path.curve"), bands: count("#accuracy path:not(.curve)") };
 const curves = "accuracy worst_class_recall worst_client_accuracy effective_clients".split(" ");
-const ids = [...curves, ..."clients partition recall confusion weights priority".split(" ")];
+const maps = "clients partition recall recall_other confusion confusion_other weights priority client_classes";
+const ids = [...curves, ...maps.split(" "), ..."class_recall roc pr reliability".split(" ")];
+const text = (selector) => document.querySelector(selector)?.textContent ?? "";
 seen.charts = Object.fromEntries(ids.map((id) => [id, count(`#${id} svg`)]));
 document.querySelector("#keys button").click();
 seen.after = count("#accuracy path.curve");
@@ -72,6 +75,25 @@ seen.pressed = document.querySelector("#keys button").getAttribute("aria-pressed
 const chart = document.querySelector("#accuracy svg"), place = chart.getBoundingClientRect();
 chart.dispatchEvent(new PointerEvent("pointermove", { clientX: place.left + 150, clientY: place.top + 50 }));
 seen.tip = document.getElementById("tip").hidden ? "" : document.getElementById("tip").textContent;
+seen.answers = count("#answers li");
+seen.alternatives = count(".alt");
+document.querySelector("#classes tbody tr:nth-child(3) button").click();
+seen.class = [text("#roc-title"), document.getElementById("class").value, text("#classes tr.picked button")];
+const heading = document.querySelector("#classes thead th:nth-child(3) button");
+heading.click();
+seen.sorted = [...document.querySelectorAll("#classes tbody td:nth-child(3)")].map((cell) => +cell.textContent);
+seen.order = document.querySelector("#classes thead th:nth-child(3)").getAttribute("aria-sort");
+document.querySelectorAll("#each_client tbody button")[4].click();
+seen.client = [text("#client_classes-title"), `client ${text("#each_client tr.picked button")}`];
+const values = [...document.querySelectorAll("#each_client tbody td:nth-child(4)")].map((cell) => +cell.textContent);
+seen.worst = values[0] === Math.min(...values);
+document.querySelector("#roc + .alt").open = true;
+document.querySelector("#roc + .alt").ontoggle();
+seen.alternative = text("#roc + .alt tr:first-child");
+seen.named = [...document.querySelectorAll("button, select")].every((each) => each.textContent || each.ariaLabel);
+document.getElementById("other").value = "";
+document.getElementById("other").onchange();
+seen.other = [...document.querySelectorAll(".other")].map((figure) => figure.hidden);
 document.getElementById("method").value = 0;
 document.getElementById("method").onchange();
 seen.priority = document.getElementById("priority").textContent;
@@ -110,4 +132,14 @@ def test_in_a_browser(tmp_path: Path, width: int) -> None:
     assert seen["tip"].startswith("round ")
     assert "fedsat" in seen["tip"]
     assert seen["theme"] == "dark"
+    assert seen["answers"] >= 4
+    assert seen["alternatives"] == len(seen["charts"])
+    assert seen["class"] == ["Class 2: ROC curve, recall in %", "2", "2"]
+    assert seen["sorted"] == sorted(seen["sorted"], reverse=True)
+    assert seen["order"] == "descending"
+    assert seen["client"][0].startswith(seen["client"][1])
+    assert seen["worst"]
+    assert seen["alternative"] == "methodfalse alarmsrecall"
+    assert seen["named"]
+    assert seen["other"] == [True, True]
     assert seen["wide"] <= 0

@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from fedsat.experiment import Config
 from fedsat.experiment.settings import override
 from fedsat.experiment.store import StoredRun
+from fedsat.metrics import confusion_counts
+from fedsat.metrics.histograms import add_scores, empty
 
 
 def make_run(
@@ -22,6 +25,7 @@ def make_run(
     clients: int = 30,
     names: list[str] | None = None,
     status: str = "completed",
+    scores: bool = False,
     **settings: Any,
 ) -> StoredRun:
     """Write a run whose accuracy rises to `accuracy` in four rounds and stays there."""
@@ -60,5 +64,16 @@ def make_run(
         "class_names": names or [str(number) for number in range(classes)],
         "made_with": {"fedsat": "1", "torch": "2", "device": "cpu: test", "command": "fedsat run"},
     }
+    if scores:
+        labels, logits = (
+            torch.arange(20 * classes) % classes,
+            torch.from_numpy(rng.normal(size=(20 * classes, classes))),
+        )
+        logits[torch.arange(len(labels)), labels] += 2 * accuracy
+        found, everyone = empty(1, classes, labels.device), torch.ones(len(labels), dtype=torch.bool)
+        add_scores(found, logits, labels, torch.zeros_like(labels), everyone)
+        counted = confusion_counts(labels[None], logits.argmax(1)[None], classes)[0].numpy()
+        summary["confusion"] = counted.tolist()
+        np.savez_compressed(folder / "counts.npz", confusion=counted, histograms=found[0].numpy())
     (folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
     return StoredRun.read(folder)

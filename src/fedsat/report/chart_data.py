@@ -16,6 +16,7 @@ from fedsat.experiment.config import DATA, Config
 from fedsat.experiment.store import StoredRun
 from fedsat.metrics import Floats, Metric, RoundRecord
 from fedsat.report.comparison import compared_metrics
+from fedsat.report.detail_data import class_columns, class_data, client_data
 from fedsat.report.groups import Group
 from fedsat.report.palette import styles
 
@@ -48,6 +49,7 @@ def chart_data(groups: Sequence[Group]) -> dict[str, Any]:
         notes.append(f"Curves show {points} of up to {longest} evaluated rounds.")
     return {
         "metrics": [curve_data(each) for each in metrics],
+        "class_columns": class_columns(),
         "groups": entries,
         "federations": federations,
         "notes": notes,
@@ -73,6 +75,8 @@ def group_data(group: Group, metrics: Sequence[Metric], groups: int) -> dict[str
         "recall": _recall(records, max(10, MAX_RECALL_CELLS // (groups * len(classes)))),
         "clients": _client_accuracies(group, _share(MAX_CLIENTS, groups)),
         "weights": _weights(group.first, _share(MAX_WEIGHTS, groups)),
+        "details": class_data(group, len(classes), groups),
+        "each_client": client_data(group, groups),
         "confusion": _confusion(group) if len(classes) ** 2 * groups <= MAX_CONFUSION_CELLS else None,
     }
 
@@ -187,6 +191,7 @@ def _add_federation(run: StoredRun, federations: list[dict[str, Any]], notes: li
             "label": f"{dataset.name}, {table['partition']['name']}, seed {run.seed}",
             "classes": list(dataset.class_names),
             "clients": clients,
+            "names": list(dataset.client_names) if len(dataset.client_names) == clients else None,
             "rows": federation.class_counts[:shown].T.tolist(),
         }
     )

@@ -5,9 +5,11 @@ const TIP_ROWS = 16;
 let zoomed = false;
 const shown = DATA.groups.map(() => true);
 const byId = (id) => document.getElementById(id);
-const colour = (g) => DATA.groups[g].colour;
+const isDark = () => document.documentElement.dataset.theme === "dark";
+// Lighter on a dark ground, so that dark colours can be seen.
+const colour = (g) => (isDark() ? `color-mix(in srgb, ${DATA.groups[g].colour} 72%, white)` : DATA.groups[g].colour);
 const dash = (g) => DATA.groups[g].dash.join(" ");
-const number = (value) => (value === null || value === undefined ? "–" : value.toFixed(1));
+const number = (value, digits = 1) => (value === null || value === undefined ? "–" : value.toFixed(digits));
 
 function add(parent, tag, attributes = {}, text) {
   const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
@@ -56,11 +58,32 @@ function frame(id, { xs, ys, height = 230, left = 34, xlabel = "round", describe
   }
   for (const v of ticks(...xs, width / 70)) add(svg, "text", { x: x(v), y: bottom + 15, "text-anchor": "middle" }, v);
   add(svg, "text", { x: (left + right) / 2, y: height - 3, "text-anchor": "middle" }, xlabel);
+  byId(id).parentNode.querySelector(".alt")?.remove();
   return { svg, x, y, left, right, top, bottom, width, height };
+}
+
+// The numbers of the chart #id as a table, for readers who cannot see it; `rows` is called when the table is opened.
+function alternative(id, head, rows) {
+  byId(id).parentNode.querySelector(".alt")?.remove();
+  const details = document.createElement("details");
+  details.className = "alt";
+  details.appendChild(document.createElement("summary")).textContent = "as a table";
+  details.ontoggle = () => {
+    if (!details.open || details.childElementCount > 1) return;
+    const box = details.appendChild(document.createElement("div"));
+    box.className = "scroll tall";
+    const table = box.appendChild(document.createElement("table"));
+    [head, ...rows()].forEach((cells, r) => {
+      const row = table.appendChild(document.createElement("tr"));
+      cells.forEach((cell, c) => { row.appendChild(document.createElement(r && c ? "td" : "th")).textContent = cell ?? "–"; });
+    });
+  };
+  byId(id).after(details);
 }
 
 // A note in place of a chart that cannot be drawn.
 function empty(id, text) {
+  byId(id).parentNode.querySelector(".alt")?.remove();
   const note = document.createElement("p");
   note.className = "note";
   note.textContent = text;
@@ -98,8 +121,8 @@ function drawCurves(id, top, unit) {
     const wanted = ((place - chart.left) / (chart.right - chart.left)) * lastRound();
     const rows = groups.map(([group, g]) => {
       const i = nearest(group.rounds, wanted), band = group.curves[id];
-      const range = band.low ? ` (${number(band.low[i])} to ${number(band.high[i])})` : "";
-      return [g, `${group.label}  ${number(band.mean[i])}${unit}${range}`, band.mean[i], group.rounds[i]];
+      const range = band.low ? ` (${[band.low[i], band.high[i]].map((v) => number(v, unit ? 1 : 3)).join(" to ")})` : "";
+      return [g, `${group.label}  ${number(band.mean[i], unit ? 1 : 3)}${unit}${range}`, band.mean[i], group.rounds[i]];
     });
     if (!rows.length) return;
     rows.sort((a, b) => b[2] - a[2]);
@@ -109,6 +132,10 @@ function drawCurves(id, top, unit) {
     showTip(event, `round ${rows[0][3]}`, rows);
   };
   svg.onpointerleave = () => { mark.setAttribute("visibility", "hidden"); hideTip(); };
+  const rounds = [...new Set(groups.flatMap(([group]) => group.rounds))].sort((a, b) => a - b);
+  alternative(id, ["round", ...groups.map(([group]) => group.label)], () => rounds.map((round) => [
+    round, ...groups.map(([group]) => number(group.curves[id].mean[group.rounds.indexOf(round)], unit ? 1 : 3)),
+  ]));
 }
 
 // The axis range of a metric that is not in per cent.
@@ -149,7 +176,13 @@ function drawClients() {
     const target = add(svg, "rect", { x: 0, y: middle - 22, width: svg.clientWidth || 300, height: row, fill: "transparent" });
     target.onpointermove = (event) => showTip(event, `${group.label}\n${text}`);
     target.onpointerleave = hideTip;
+    const chosen = group.each_client && sameData(g) ? group.each_client.accuracy[focus.client] : null;
+    if (chosen === null || chosen === undefined) return;
+    add(svg, "path", { d: `M${x(chosen)} ${middle + 8}l-4 7h8z`, fill: "var(--ink)", class: "chosen" });
   });
+  alternative("clients", ["method", "worst", "10th percentile", "median", "best"], () => groups.map(([group]) => [
+    group.label, ...[0, 0.1, 0.5, 1].map((share) => number(group.clients[Math.round(share * (group.clients.length - 1))])),
+  ]));
 }
 
 // ---- maps: grids of coloured cells ----------------------------------------------------------------------------------
@@ -174,14 +207,15 @@ function image(rows, share) {
 }
 
 // A map of rows × columns. `column` names a column, and `numbers` writes the values into the cells if there is room.
-function drawMap(id, { rows, names, column, columns, share, tip, xlabel, numbers = false, square = false }) {
+// `mark` is the chosen row and column, and `pick` is called with those that are clicked.
+function drawMap(id, { rows, names, column, columns, share, tip, xlabel, mark = [], pick, numbers = false, square = false, describe = id }) {
   const box = byId(id), width = Math.max(200, box.clientWidth);
   const longest = Math.max(...names.map((name) => name.length));
   const left = Math.min(110, 14 + 6.4 * Math.min(longest, 15)), inner = width - left - 4;
   const tall = square ? Math.min(inner, 460) : Math.min(400, Math.max(150, rows.length * 20));
   const wide = square ? tall : inner, height = tall + 34;
   box.replaceChildren();
-  const svg = add(box, "svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": id });
+  const svg = add(box, "svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": describe });
   add(svg, "image", {
     href: image(rows, share), x: left, y: 0, width: wide, height: tall,
     preserveAspectRatio: "none", style: "image-rendering: pixelated",
@@ -202,6 +236,18 @@ function drawMap(id, { rows, names, column, columns, share, tip, xlabel, numbers
     else hideTip();
   };
   svg.onpointerleave = hideTip;
+  const [row, place] = mark, outline = { fill: "none", stroke: "var(--mark)", "stroke-width": 2 };
+  if (rows[row]) add(svg, "rect", { x: left, y: row * cell[1] + 1, width: wide, height: Math.max(2, cell[1] - 2), ...outline });
+  if (place in rows[0]) add(svg, "rect", { x: left + place * cell[0], y: 1, width: Math.max(2, cell[0]), height: tall - 2, ...outline });
+  if (pick) {
+    svg.style.cursor = "pointer";
+    svg.onclick = (event) => {
+      const bounds = svg.getBoundingClientRect();
+      const c = Math.floor((event.clientX - bounds.left - left) / cell[0]), r = Math.floor((event.clientY - bounds.top) / cell[1]);
+      if (r in rows) pick(r, c in rows[0] ? c : null);
+    };
+  }
+  alternative(id, ["", ...rows[0].map((_, c) => column(c))], () => rows.map((values, r) => [names[r], ...values]));
 }
 
 function writeNumbers(svg, rows, share, left, cell) {
@@ -218,41 +264,6 @@ const evenly = (labels, room) => (size) => {
   return labels.map((label, i) => [i + 0.5, label]).filter((_, i) => i % every === 0);
 };
 
-function drawPartition() {
-  const federation = DATA.federations[byId("federation").value || 0];
-  if (!federation) return empty("partition", "The data are not available here, so the partition cannot be shown.");
-  const most = Math.max(...federation.rows.map((row) => Math.max(...row)));
-  const clients = federation.rows[0].map((_, i) => i);
-  drawMap("partition", {
-    rows: federation.rows, names: federation.classes, xlabel: `client (the darkest colour is ${most.toLocaleString("en")} samples)`,
-    column: (c) => c, columns: evenly(clients, 34),
-    share: (value) => (value ? Math.sqrt(value / most) : null),
-    tip: (name, client, value) => `client ${client}, class ${name}\n${value.toLocaleString("en")} samples`,
-  });
-}
-
-// ---- one group in detail -----------------------------------------------------------------------------------------------
-function drawDetail() {
-  const g = +byId("method").value || 0, group = DATA.groups[g];
-  const { rounds, rows } = group.recall;
-  drawMap("recall", {
-    rows, names: group.classes, xlabel: "round", column: (c) => rounds[c], columns: evenly(rounds, 40), share: perCent,
-    tip: (name, round, value) => `class ${name}, round ${round}\nrecall ${value === null ? "–" : value + " %"}`,
-  });
-  if (group.confusion) {
-    // Columns have shortened names, or numbers if there are many classes.
-    const short = group.classes.map((name, c) => (group.classes.length > 20 ? c : name.slice(0, 4)));
-    drawMap("confusion", {
-      rows: group.confusion, names: group.classes, xlabel: "predicted", square: true, numbers: true,
-      column: (c) => group.classes[c], columns: evenly(short, 30),
-      share: (value) => (value ? value / 100 : null),
-      tip: (truth, predicted, value) => `${value ?? "–"} % of class ${truth}\nare predicted as ${predicted}`,
-    });
-  } else empty("confusion", "No confusion matrix: the run is not finished, or has too many classes.");
-  drawWeights(group, g);
-  drawPriority(group, g);
-}
-
 function drawWeights(group, g) {
   const { rounds, shares, equal, seed } = group.weights;
   const top = Math.min(100, 1.08 * Math.max(...shares.map((s) => Math.max(...s)), equal));
@@ -267,6 +278,7 @@ function drawWeights(group, g) {
     showTip(event, `round ${rounds[i]}, seed ${seed}\n${shares[i].length} clients, weights ${range}`);
   };
   svg.onpointerleave = hideTip;
+  alternative("weights", ["round", "weights, %"], () => rounds.map((round, i) => [round, shares[i].map((v) => number(v)).join(", ")]));
 }
 
 function drawPriority(group, g) {
@@ -291,67 +303,5 @@ function drawPriority(group, g) {
     showTip(event, `round ${rounds[i]}\npriority: class ${names[priority[i]] ?? "–"}`);
   };
   svg.onpointerleave = hideTip;
+  alternative("priority", ["round", "class"], () => rounds.map((round, i) => [round, names[priority[i]]]));
 }
-
-// ---- controls -----------------------------------------------------------------------------------------------------------
-function drawShared() {
-  for (const { name, unit } of DATA.metrics) drawCurves(name, unit ? 100 : null, unit ? " %" : "");
-  drawCurves("effective_clients", null, "");
-  drawClients();
-}
-
-function draw() { drawShared(); drawPartition(); drawDetail(); }
-
-function makeCurves() {
-  for (const { name, title } of DATA.metrics) {
-    const figure = byId("curves").appendChild(document.createElement("figure"));
-    figure.appendChild(document.createElement("figcaption")).textContent = title[0].toUpperCase() + title.slice(1);
-    figure.appendChild(document.createElement("div")).id = name;
-  }
-}
-
-function makeKeys() {
-  DATA.groups.forEach((group, g) => {
-    const button = byId("keys").appendChild(document.createElement("button"));
-    button.type = "button";
-    button.setAttribute("aria-pressed", "true");
-    const swatch = add(button, "svg", { width: 22, height: 10 });
-    add(swatch, "line", { x1: 1, x2: 21, y1: 5, y2: 5, stroke: colour(g), "stroke-width": 3, "stroke-dasharray": dash(g) });
-    button.append(group.label);
-    button.onclick = () => {
-      shown[g] = !shown[g];
-      button.setAttribute("aria-pressed", shown[g]);
-      drawShared();
-    };
-  });
-}
-
-function makeChoice(id, labels, redraw) {
-  const select = byId(id);
-  labels.forEach((label, i) => select.add(new Option(label, i)));
-  select.hidden = labels.length < 2;
-  select.onchange = redraw;
-}
-
-function setTheme(dark) {
-  document.documentElement.dataset.theme = dark ? "dark" : "light";
-}
-
-const prefersDark = matchMedia("(prefers-color-scheme: dark)");
-setTheme(prefersDark.matches);
-prefersDark.onchange = () => { setTheme(prefersDark.matches); draw(); };
-byId("theme").onclick = () => { setTheme(document.documentElement.dataset.theme !== "dark"); draw(); };
-byId("zoom").onclick = () => {
-  zoomed = !zoomed;
-  byId("zoom").setAttribute("aria-pressed", zoomed);
-  drawShared();
-};
-makeCurves();
-makeKeys();
-makeChoice("method", DATA.groups.map((group) => group.label), drawDetail);
-makeChoice("federation", DATA.federations.map((federation) => federation.label), drawPartition);
-// Start with FedSat if it is among the methods.
-byId("method").value = Math.max(0, DATA.groups.findIndex((group) => group.label.startsWith("fedsat")));
-draw();
-let drawnAt = innerWidth;
-addEventListener("resize", () => { if (innerWidth !== drawnAt) { drawnAt = innerWidth; draw(); } });

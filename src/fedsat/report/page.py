@@ -15,6 +15,8 @@ from fedsat.report.comparison import ComparisonTable, comparison
 from fedsat.report.groups import Group, common_settings
 from fedsat.report.terms import EFFECTIVE_CLIENTS
 
+SCRIPTS = ("page.js", "page_detail.js", "page_controls.js")
+"""The charts, what follows a choice, and the choices."""
 MAX_NAMES = 4
 """Maximum number of methods, and of datasets, in the title."""
 
@@ -44,7 +46,7 @@ def make_page(groups: Sequence[Group], target: float | None = None) -> str:
         notes="".join(f"<p>{escape(note)}</p>" for note in charts["notes"]),
         # The name of a run or class must not be able to close the script element.
         data=json.dumps(charts, separators=(",", ":")).replace("<", "\\u003c"),
-        script=(parts / "page.js").read_text(encoding="utf-8"),
+        script="\n".join((parts / name).read_text(encoding="utf-8") for name in SCRIPTS),
     )
 
 
