@@ -268,7 +268,8 @@ class Registry(Generic[T]):
         name, values = self.arguments(spec)
         missing = [key for key, field in self.options(name).items() if field.required and key not in values]
         if missing:
-            raise UsageError(f"{self.kind} {name!r} needs a value for {', '.join(missing)}")
+            how = " ".join(f"--set {key}=…" for key in missing)
+            raise UsageError(f"{self.kind} {name!r} needs a value for {', '.join(missing)}; set it with {how}")
         return self.entry(name).part(**values)
 
     def name_of(self, part: T) -> str:
