@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import dp_accounting as dp
 import numpy as np
@@ -23,10 +24,30 @@ def accounted(*events: tuple[dp.DpEvent, int], delta: float) -> float:
 
 
 def test_central_privacy_is_amplified_by_sampling_without_replacement() -> None:
-    ledger = Ledger(Central(dp_noise=1.3), clients=100, per_round=15, workers=0, seed=0, delta=1e-3)
+    ledger = Ledger(Central(dp_noise=1.3), clients=100, per_round=15, workers=0, seed=0, delta=1e-3, amplified=True)
     event = dp.SampledWithoutReplacementDpEvent(100, 15, dp.GaussianDpEvent(1.3))
     assert ledger.epsilon(20) == accounted((event, 20), delta=1e-3)
     assert ledger.epsilon(20) < accounted((dp.GaussianDpEvent(1.3), 20), delta=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "amplified"),
+    [
+        ({"algorithm": "fedavg"}, False),  # another client has another number of samples, so all shares change
+        ({"algorithm": {"name": "fedavg", "weighting": "uniform"}}, True),
+        ({"algorithm": {"name": "fedsat", "weighting": "uniform"}}, False),  # v_t shows the mean number of steps
+        ({"algorithm": {"name": "fedsat", "weighting": "uniform"}, "steps": 5}, True),
+        ({"algorithm": {"name": "fedsat", "weighting": "uniform"}, "steps": 5, "stragglers": 0.5}, False),
+    ],
+)
+def test_only_means_that_hide_who_was_sampled_are_amplified(settings: dict[str, Any], amplified: bool) -> None:
+    config = fedsat.configure(**settings, privacy="central")
+    simulated, real = config.ledger(on_nodes=False), config.ledger(on_nodes=True)
+    assert simulated is not None
+    assert real is not None
+    assert simulated.amplified == amplified
+    assert not real.amplified  # nodes know the seed
+    assert (simulated.epsilon(3) < real.epsilon(3)) == amplified
 
 
 def test_a_round_with_all_clients_is_not_amplified() -> None:
@@ -35,7 +56,7 @@ def test_a_round_with_all_clients_is_not_amplified() -> None:
 
 
 def test_with_little_noise_the_bound_without_sampling_holds_too() -> None:
-    ledger = Ledger(Central(dp_noise=0.3), clients=10, per_round=8, workers=0, seed=0, delta=1e-5)
+    ledger = Ledger(Central(dp_noise=0.3), 10, per_round=8, workers=0, seed=0, delta=1e-5, amplified=True)
     assert ledger.epsilon(2) <= accounted((dp.GaussianDpEvent(0.3), 2), delta=1e-5)
 
 
@@ -57,12 +78,11 @@ def test_local_privacy_is_that_of_the_client_that_was_asked_most() -> None:
     assert ledger.epsilon(5) == pytest.approx(max(each), rel=1e-12)
 
 
-def test_evaluations_and_repeated_requests_are_charged() -> None:
-    privacy = Local(dp_noise=4.0, dp_counts=20.0)
-    ledger = Ledger(privacy, clients=4, per_round=4, workers=0, seed=0, delta=1e-5, evaluate_every=2)
-    update, report = dp.GaussianDpEvent(4.0), dp.GaussianDpEvent(20.0)
-    assert ledger.epsilon(5) == accounted((update, 5), (report, 3), delta=1e-5)  # after rounds 2, 4 and the last
-    assert ledger.epsilon(5, repeated=2) == accounted((update, 7), (report, 3), delta=1e-5)
+def test_repeated_requests_are_charged() -> None:
+    ledger = Ledger(Local(dp_noise=4.0), clients=4, per_round=4, workers=0, seed=0, delta=1e-5)
+    update = dp.GaussianDpEvent(4.0)
+    assert ledger.epsilon(5) == accounted((update, 5), delta=1e-5)
+    assert ledger.epsilon(5, repeated=2) == accounted((update, 7), delta=1e-5)
 
 
 def test_every_round_costs_more_and_no_round_costs_nothing() -> None:

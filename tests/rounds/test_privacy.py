@@ -25,8 +25,8 @@ from tests.support.federations import furthest, make_engine, run_rounds, stacked
 class Silence(Source):
     """No noise."""
 
-    def normal(self, size: int) -> Any:
-        return np.zeros(size)
+    def noised(self, values: Any, noise: float, sensitivity: float) -> Any:
+        return values
 
     def discrete(self, sigma: float, size: int) -> Any:
         return np.zeros(size, dtype=np.int64)
@@ -176,11 +176,30 @@ def test_discrete_noise_follows_the_discrete_gaussian(sigma: float, source: Sour
     assert np.abs(found - expected).max() < 0.012
 
 
-def test_secure_normal_noise_is_normal() -> None:
-    drawn = Secure().normal(40001)
-    assert len(drawn) == 40001
-    assert abs(drawn.mean()) < 0.02
-    assert np.abs(np.quantile(drawn, [0.023, 0.159, 0.841, 0.977]) - [-2, -1, 1, 2]).max() < 0.06
+def test_secure_noise_on_real_numbers_is_normal_and_on_a_grid() -> None:
+    values = np.linspace(-1, 1, 40001)
+    step = 0.5 * 3.0 / 2**20  # noise · sensitivity / grid steps
+    drawn = Secure().noised(values, noise=0.5, sensitivity=3.0)
+    assert np.abs(drawn / step - np.rint(drawn / step)).max() < 1e-6  # no value keeps its own last bits
+    rest = (drawn - values) / 1.5
+    assert abs(rest.mean()) < 0.02
+    assert np.abs(np.quantile(rest, [0.023, 0.159, 0.841, 0.977]) - [-2, -1, 1, 2]).max() < 0.06
+
+
+def test_the_grid_s_noise_covers_what_rounding_adds() -> None:
+    """Two vectors at distance Δ are at most Δ/s + √d steps apart after rounding; σ is `noise` times this."""
+
+    class Recorded(Secure):
+        sigma = 0.0
+
+        def discrete(self, sigma: float, size: int) -> Any:
+            self.sigma = sigma
+            return np.zeros(size, dtype=np.int64)
+
+    source, noise, sensitivity = Recorded(), 2.0, 0.25
+    source.noised(np.zeros(400), noise, sensitivity)
+    step = noise * sensitivity / 2**20
+    assert source.sigma == pytest.approx(noise * (sensitivity / step + 20))
 
 
 PRIVATE: dict[str, Any] = {"name": "local", "dp_clip": 0.3, "dp_noise": 0.2, "dp_counts": 0.1}

@@ -186,6 +186,11 @@ class Algorithm:
         """Whether `aggregate` uses the clients' models only through their weighted mean, `update`."""
         return type(self).aggregate is Algorithm.aggregate
 
+    @property
+    def uses_steps(self) -> bool:
+        """Whether what the server computes depends on the clients' numbers of steps, given the mean of their models."""
+        return type(self).start_of_update is not Algorithm.start_of_update
+
     def initial_memory(self, model: Model) -> State:
         """Return the server's memory before the first round."""
         del model

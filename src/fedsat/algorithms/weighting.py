@@ -44,6 +44,8 @@ class Weighting:
     """Whether workers must evaluate the clients' models first."""
     public: ClassVar[bool] = False
     """Whether the weights depend on nothing but who responded and the numbers of samples, which are public."""
+    equal: ClassVar[bool] = False
+    """Whether all clients that responded have the same weight."""
 
     def __post_init__(self) -> None:
         check(self, "weighting")
@@ -95,6 +97,7 @@ class Uniform(Weighting):
     """The same weight for every client, 1/|S|."""
 
     public: ClassVar[bool] = True
+    equal: ClassVar[bool] = True
 
     def weigh(self, updates: Updates, counts: ClassCounts | None) -> ClientWeights:
         """Return 1/|S| for every client."""

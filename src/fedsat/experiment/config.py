@@ -227,8 +227,14 @@ class Config:
             self.workers if self.algorithm.weighting.needs_counts else 0,
             self.seed,
             Budget.of(self.budget).delta,
-            self.evaluate_every if on_nodes else 0,
+            amplified=not on_nodes and self._hides_the_sample,
         )
+
+    @property
+    def _hides_the_sample(self) -> bool:
+        """Whether all samples of clients have the same weights and, if the method uses them, numbers of steps."""
+        same_steps = self.steps is not None and not self.stragglers
+        return self.algorithm.weighting.equal and (same_steps or not self.algorithm.uses_steps)
 
     @property
     def method(self) -> str:

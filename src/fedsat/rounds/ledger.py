@@ -6,8 +6,11 @@ the seed alone.
 
 - `Local`: a client is charged for every update and report that it may send. The server knows who was asked, so
   sampling hides nothing, and the ledger states the loss of the client that was asked most.
-- `Central`: every round releases one noised mean over a sample of fixed size, which is drawn without replacement and
-  kept secret. The bound of Wang, Balle and Kasiviswanathan (2019) for such samples applies.
+- `Central`: every round releases one noised mean. If it says nothing about who was sampled, sampling amplifies the
+  privacy, by the bound of Wang, Balle and Kasiviswanathan (2019) for samples of fixed size without replacement. The
+  bound compares samples in which one client replaces another. So it needs equal weights, and equal numbers of steps if
+  the method uses them: otherwise another client also changes the shares of all others, and the noise. It also needs a
+  secret sample. Real nodes know the seed, so for them there is no amplification.
 """
 
 from __future__ import annotations
@@ -61,15 +64,16 @@ class Ledger:
     """Nodes that evaluate each client's model; 0 if the weighting needs none."""
     seed: int
     delta: float
-    evaluate_every: int = 0
-    """Rounds between evaluations to which all clients reply with noised numbers; 0 in simulations."""
+    amplified: bool = False
+    """Whether the noised means, and everyone who sees them, say nothing about who was sampled."""
 
     def epsilon(self, rounds: int, repeated: int = 0) -> float:
         """Return ε after a number of rounds, in which no request was repeated more than `repeated` times in total."""
         if not rounds:
             return 0.0
         if isinstance(self.privacy, Central):
-            return central_epsilon(self.clients, self.per_round, self.privacy.dp_noise, rounds, self.delta)
+            sampled = self.per_round if self.amplified else self.clients
+            return central_epsilon(self.clients, sampled, self.privacy.dp_noise, rounds, self.delta)
         assert isinstance(self.privacy, Local)
         updates, reports = self.most_charged(rounds)
         reports += repeated if self.workers else 0
@@ -88,8 +92,6 @@ class Ledger:
         assert isinstance(self.privacy, Local)
         updates, reports = self.charges(rounds)
         reports = reports + (reports > 0)  # the label histogram, once
-        if self.evaluate_every:
-            reports = reports + -(-rounds // self.evaluate_every)
         loss = updates / self.privacy.dp_noise**2 + reports / self.privacy.dp_counts**2
         most = int(loss.argmax())
         return int(updates[most]), int(reports[most])

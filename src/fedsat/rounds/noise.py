@@ -1,8 +1,8 @@
 """Noise for differential privacy: repeatable in simulations, unpredictable on real nodes.
 
 Anyone who knows the seed can subtract the noise of a simulation. Real nodes and servers therefore use the operating
-system's secure random numbers. Both are floating-point samplers: they do not defend against attacks on the last bits
-of a float (Mironov 2012).
+system's secure random numbers. Their noise is an integer multiple of a grid step, and so are the values it is added to:
+the last bits of a sum of floats would show what the noise was added to (Mironov 2012).
 """
 
 from __future__ import annotations
@@ -20,6 +20,13 @@ Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
 
+GRID = 2.0**20
+"""Grid steps per standard deviation of secure noise on real numbers."""
+
+CHUNK = 2**18
+"""Candidates that are drawn at once."""
+
+
 class Source:
     """Random numbers in [0, 1), and noise made from them."""
 
@@ -27,11 +34,9 @@ class Source:
         """Draw numbers from [0, 1)."""
         raise NotImplementedError
 
-    def normal(self, size: int) -> Floats:
-        """Draw from the normal distribution with mean 0 and variance 1 (Box and Muller 1958)."""
-        half = -(-size // 2)
-        lengths, angles = np.sqrt(-2 * np.log1p(-self.uniform(half))), 2 * np.pi * self.uniform(half)
-        return np.concatenate([lengths * np.cos(angles), lengths * np.sin(angles)])[:size]
+    def noised(self, values: Floats, noise: float, sensitivity: float) -> Floats:
+        """Return a vector plus Gaussian noise with standard deviation `noise` · `sensitivity` in each component."""
+        raise NotImplementedError
 
     def discrete(self, sigma: float, size: int) -> Counts:
         """Draw integers y with P(y) ∝ e^{−y²/2σ²} (Canonne, Kamath and Steinke 2020, algorithm 3).
@@ -39,15 +44,16 @@ class Source:
         Candidates from the discrete Laplace distribution, the difference of two geometric variables, are accepted with
         probability e^{−(|y| − σ²/t)²/2σ²}.
         """
-        drawn = np.empty(0, dtype=np.int64)
+        drawn, missing = list[Counts](), size
         scale = np.floor(sigma) + 1
-        while len(drawn) < size:
-            tries = 2 * (size - len(drawn)) + 8
+        while missing > 0:
+            tries = min(2 * missing + 8, CHUNK)
             first, second = (np.floor(-scale * np.log1p(-self.uniform(tries))) for _ in range(2))
             found = first - second
             accepted = self.uniform(tries) < np.exp(-((np.abs(found) - sigma**2 / scale) ** 2) / (2 * sigma**2))
-            drawn = np.concatenate([drawn, found[accepted].astype(np.int64)])
-        return drawn[:size]
+            drawn.append(found[accepted].astype(np.int64))
+            missing -= len(drawn[-1])
+        return np.concatenate(drawn)[:size] if drawn else np.empty(0, dtype=np.int64)
 
 
 class Seeded(Source):
@@ -60,9 +66,9 @@ class Seeded(Source):
         """Draw numbers from [0, 1)."""
         return self._draws.random(size)
 
-    def normal(self, size: int) -> Floats:
-        """Draw from the normal distribution with mean 0 and variance 1."""
-        return self._draws.standard_normal(size)
+    def noised(self, values: Floats, noise: float, sensitivity: float) -> Floats:
+        """Return a vector plus noise of the normal distribution."""
+        return values + noise * sensitivity * self._draws.standard_normal(len(values))
 
 
 class Secure(Source):
@@ -72,6 +78,16 @@ class Secure(Source):
         """Draw numbers from [0, 1) with 53 random bits each."""
         bits = np.frombuffer(os.urandom(8 * size), dtype="<u8").astype(np.uint64)
         return np.asarray((bits >> np.uint64(11)) * 2.0**-53, dtype=np.float64)
+
+    def noised(self, values: Floats, noise: float, sensitivity: float) -> Floats:
+        """Return a vector, rounded to a grid, plus noise of the discrete Gaussian distribution on this grid.
+
+        Rounding moves each of two vectors of d components by at most √d/2 grid steps, so their distance grows by at
+        most √d steps. The noise grows with it.
+        """
+        step = noise * sensitivity / GRID
+        drawn = self.discrete(GRID + noise * np.sqrt(len(values)), len(values))
+        return np.asarray((np.rint(values / step) + drawn) * step, dtype=np.float64)
 
 
 Sources = Callable[..., Source]

@@ -112,17 +112,17 @@ class Clipped(Privacy):
         return None
 
     def send(self, known: Tree, params: Tree, sources: Sequence[Source]) -> Tree:
-        """Return Θ' + (θ_k − Θ') · min(1, C/‖θ_k − Θ'‖). An update that is not finite becomes 0."""
+        """Return Θ' + u'."""
         del sources
+        return tree_map(torch.add, known, self.clipped(known, params))
+
+    def clipped(self, known: Tree, params: Tree) -> Tree:
+        """Return (θ_k − Θ') · min(1, C/‖θ_k − Θ'‖). An update that is not finite becomes 0."""
         moved = tree_map(torch.sub, params, known)
         lengths = norms(moved)
         whole = torch.isfinite(lengths)
         share = torch.where(whole, (self.dp_clip / lengths).clamp(max=1), 0.0)
-        return tree_map(
-            lambda theta, u: theta + per_client(share, u) * torch.where(per_client(whole, u).bool(), u, 0.0),
-            known,
-            moved,
-        )
+        return tree_map(lambda u: per_client(share, u) * torch.where(per_client(whole, u).bool(), u, 0.0), moved)
 
 
 @privacies.register("local")
@@ -147,9 +147,9 @@ class Local(Clipped):
         return super().refuse(algorithm)
 
     def send(self, known: Tree, params: Tree, sources: Sequence[Source]) -> Tree:
-        """Return the clipped models plus Gaussian noise with standard deviation `dp_noise` · 2C."""
-        clipped = super().send(known, params, sources)
-        return with_noise(clipped, self.dp_noise * self.sensitivity, sources)
+        """Return Θ' + u' plus Gaussian noise with standard deviation `dp_noise` · 2C."""
+        noised = with_noise(self.clipped(known, params), self.dp_noise, self.sensitivity, sources)
+        return tree_map(torch.add, known, noised)
 
     def judged(self, held: Indices, seed: int, node: int) -> Indices:
         """Return at most `dp_samples` samples, the same ones in every round."""
@@ -227,21 +227,21 @@ class Central(Clipped):
         The mean moves by at most 2C · max w_k if one client's samples are replaced, because weights are public.
         """
         mean = weighted_sum(client_updates(start, updates), weights)
-        spread = self.dp_noise * self.sensitivity * float(weights.max())
         stacked = tree_map(lambda tensor: tensor.unsqueeze(0), mean)
-        noised = with_noise(stacked, spread, [source])
+        noised = with_noise(stacked, self.dp_noise, self.sensitivity * float(weights.max()), [source])
         params = tree_map(lambda theta, u: (theta + u).expand(len(weights), *theta.shape), start.params, noised)
         return replace(updates, model=Model(params, updates.model.buffers))
 
 
-def with_noise(tree: Tree, spread: float, sources: Sequence[Source]) -> Tree:
+def with_noise(tree: Tree, noise: float, sensitivity: float, sources: Sequence[Source]) -> Tree:
     """Add Gaussian noise to each client's part of a stacked tree, drawn on the CPU so that devices agree."""
     noised = {name: tensor.clone() for name, tensor in tree.items()}
     sizes = [tensor[0].numel() for tensor in tree.values()]
     for place, source in enumerate(sources):
-        drawn = torch.from_numpy(source.normal(sum(sizes)) * spread)
+        values = torch.cat([tensor[place].flatten().double().cpu() for tensor in tree.values()]).numpy()
+        drawn = torch.from_numpy(source.noised(values, noise, sensitivity))
         for tensor, part in zip(noised.values(), torch.split(drawn, sizes), strict=True):
-            tensor[place] += part.to(tensor).reshape(tensor[place].shape)
+            tensor[place] = part.to(tensor).reshape(tensor[place].shape)
     return noised
 
 
