@@ -47,6 +47,9 @@ ROUNDS = {"mlp": 200, "lenet5": 200, "resnet8": 400, "resnet18": 250}
 TUNED = Path(str(files("reproduction") / "tuned.toml"))
 """The options that the tuning chose for each method on each dataset."""
 
+SMALL_LR = 0.001
+"""The paper's smaller learning rate, for which η_g is tuned as well."""
+
 AVERAGE = 0.8
 """Decay of the running mean of the global models, which is reported for every method next to the last model."""
 
@@ -300,8 +303,14 @@ def _contender(study: Study, cell: Cell, dataset: str) -> tuple[str, list[tuple[
         )  # a method's option may be called like one of the optimizer
         return method, [(f"algorithm.{key}" if key in options else key, value) for key, value in settings]
     method = cell.contender if study.contender == "method" else "fedsat"
+    places = [dataset, f"{dataset}-small-lr"] if dict(cell.setting).get("lr") == SMALL_LR else [dataset]
+    return method, [option for place in places for option in tuned_options(place, method)]
+
+
+def tuned_options(place: str, method: str) -> list[tuple[str, Any]]:
+    """Return the options that the tuning chose for a method, in one of the settings of the tuning."""
     tuned = tomllib.loads(TUNED.read_text(encoding="utf-8"))
-    return method, [(f"algorithm.{key}", value) for key, value in tuned.get(dataset, {}).get(method, {}).items()]
+    return [(f"algorithm.{key}", value) for key, value in tuned.get(place, {}).get(method, {}).items()]
 
 
 def _scaled(asked: Mapping[str, Any], scale: str) -> dict[str, Any]:

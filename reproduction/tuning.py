@@ -2,6 +2,9 @@
 
 It is a search like those of `fedsat tune`, so no choice depends on the test set, and every method has the same number
 of trials. FedAvg has no option of its own. FedSat keeps its defaults, which are the same everywhere.
+
+With a tenth of the learning rate, local steps are short, and a longer step of the server helps some methods. There,
+every method of the paper, FedSat included, tries the same three values of η_g.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from fedsat.experiment.jobs import Contender
 from fedsat.experiment.tuning import HOLDOUT, Search
 from fedsat.report.tuning import Tuning
 from reproduction.results import without_places
-from reproduction.studies import NARROW
+from reproduction.studies import METHODS, NARROW, SMALL_LR, tuned_options
 
 GRIDS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "elastic": ("mu", (0.8, 0.9, 0.95)),
@@ -47,12 +50,19 @@ GRIDS: dict[str, tuple[str, tuple[Any, ...]]] = {
 """The values that the authors of each method try, or those of public implementations if the authors give none. The
 paper leaves σ open, so `fedsat:paper` is tuned like a baseline."""
 
-SETTINGS: dict[str, dict[str, Any]] = {
-    "mnist": {"model": "mlp", "rounds": 100, "classes_per_client": 4},
-    "cifar10": {**NARROW, "classes_per_client": 4},
-    "cifar100": {**NARROW, "classes_per_client": 40},
+SERVER_STEPS: dict[str, tuple[str, tuple[Any, ...]]] = {
+    **dict.fromkeys(METHODS, ("server_lr", (1.0, 2.0, 3.0))),
+    "feddyn": GRIDS["feddyn"],  # its η_g is 1 by definition
 }
-"""The setting of each dataset in which methods are tuned: a cell of table-lsmc, on CIFAR with a narrow network."""
+"""The values of η_g for the small learning rate, the same for every method that has the option."""
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "mnist": {"partition": "lsmc", "model": "mlp", "rounds": 100, "classes_per_client": 4},
+    "mnist-small-lr": {"dataset": "mnist", "partition": "ls", "model": "mlp", "rounds": 200, "lr": SMALL_LR},
+    "cifar10": {"partition": "lsmc", **NARROW, "classes_per_client": 4},
+    "cifar100": {"partition": "lsmc", **NARROW, "classes_per_client": 40},
+}
+"""Where methods are tuned: a cell of the tables for each dataset, on CIFAR with a narrow network."""
 
 NAMES = {"width": "model.width", "classes_per_client": "partition.classes_per_client"}
 TRIALS = "tuning.csv"
@@ -78,18 +88,22 @@ COLUMNS = (
 
 
 def search_of(dataset: str, methods: Sequence[str] = (), settings: Sequence[tuple[str, Any]] = ()) -> Search:
-    """Return the search on a dataset, over all methods by default; `settings` override everything else."""
+    """Return the search in one of `SETTINGS`, over all methods by default; `settings` override everything else."""
     if dataset not in SETTINGS:
         raise unknown("dataset of the tuning", dataset, SETTINGS)
+    where = {"dataset": dataset, **SETTINGS[dataset]}
+    small = where.get("lr") == SMALL_LR
+    grids = SERVER_STEPS if small else GRIDS
     for method in methods:
-        if method not in GRIDS:
-            raise unknown("tuned method", method, GRIDS)
-    where = [(NAMES.get(key, key), value) for key, value in SETTINGS[dataset].items()]
-    shared = [("dataset", dataset), ("partition", "lsmc"), *where, ("holdout", HOLDOUT), ("seed", SEED), *settings]
+        if method not in grids:
+            raise unknown("tuned method", method, grids)
+    named = [(NAMES.get(key, key), value) for key, value in where.items()]
+    shared = [*named, ("holdout", HOLDOUT), ("seed", SEED), *settings]
     found = []
-    for method in methods or GRIDS:
-        option, values = GRIDS[method]
-        found.append(Contender(Given(shared), method, (), {f"algorithm.{option}": values}, seeds=1))
+    for method in methods or grids:
+        option, values = grids[method]
+        own = tuned_options(where["dataset"], method) if small else []
+        found.append(Contender(Given(shared), method, own, {f"algorithm.{option}": values}, seeds=1))
     return Search.of(found, "accuracy", None, "grid")
 
 
@@ -153,7 +167,7 @@ def tuning_table(rows: Sequence[Mapping[str, str]]) -> list[str]:
 
 HEAD = """\
 # The option chosen for each method on each dataset: the one with the best mean accuracy of the last ten rounds in one
-# setting (a cell of table-lsmc), with a seed that no table uses. `results/tuning.csv` has all trials and says what they
+# setting (a cell of the tables), with a seed that no table uses. `results/tuning.csv` has all trials and says what they
 # were judged on. Written by `python -m reproduction tune`. Methods that are not listed use their defaults.
 """
 

@@ -11,7 +11,7 @@ from fedsat.experiment.tuning import Trial
 from fedsat.metrics import METRICS
 from fedsat.report.tuning import Tuning
 from reproduction import studies
-from reproduction.studies import STUDIES, Cell, configure, select
+from reproduction.studies import METHODS, STUDIES, Cell, configure, select
 from reproduction.tuning import GRIDS, SEED, read_rows, rows_of, search_of, tuning_table, write_choices, write_rows
 from tests.support.calling import reproduction as fedsat
 
@@ -25,6 +25,31 @@ def test_every_method_has_as_many_trials_and_sees_no_test_data() -> None:
         (job,) = contender.jobs(contender.choices[0])
         assert (job.config.holdout, job.config.seed, job.config.rounds) == (0.2, SEED, 40)
         assert job.config.model["width"] == 16
+
+
+def test_every_method_tries_the_same_server_steps_at_the_small_rate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "tuned.toml"
+    path.write_text("[mnist.fedprox]\nmu = 0.5\n[mnist-small-lr.fedprox]\nserver_lr = 3.0\n")
+    monkeypatch.setattr(studies, "TUNED", path)
+    search = search_of("mnist-small-lr")
+    assert [contender.method for contender in search.contenders] == list(METHODS)
+    for contender in search.contenders:
+        tables = [contender.jobs(choice)[0].config.table() for choice in contender.choices]
+        steps = [table["algorithm"]["server_lr"] for table in tables]
+        assert steps == ([1.0] * 3 if contender.method == "feddyn" else [1.0, 2.0, 3.0])  # FedDyn's is always 1
+        assert {(table["dataset"], table["lr"], table["partition"]["name"]) for table in tables} == {
+            ("mnist", 0.001, "ls")
+        }
+        if contender.method == "fedprox":
+            assert {table["algorithm"]["mu"] for table in tables} == {0.5}  # what was tuned before stays
+
+    study = STUDIES["table-ls"]
+    for lr, server_lr in (("0.001", 3.0), ("0.01", 1.0)):
+        (cell,) = select(study, {"dataset": ["mnist"], "model": ["mlp"], "lr": [lr], "method": ["fedprox"]})
+        algorithm = configure(study, cell, "full", 0).table()["algorithm"]
+        assert (algorithm["mu"], algorithm["server_lr"]) == (0.5, server_lr)
 
 
 def trials(method: str, option: str, scores: dict[float, float | None]) -> list[Trial]:
