@@ -22,6 +22,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedsat
 
 from flwr.app import Context, RecordDict
 
+from fedsat.flower import masks
 from fedsat.flower.agreement import Agreement, AgreementError
 from fedsat.flower.client import answer, handle
 from fedsat.flower.messages import Evaluate, EvaluateWorker, Hello, Refused, RunSpec, Train, Trained
@@ -196,7 +197,8 @@ def test_histograms_only_as_sums(tmp_path: Path) -> None:
         Hello(run_of(settings(client_accuracy="test-split"))),
         Hello(RunSpec(table, CLASSES, True)),
         Train(run, 0, 1, 0, sent, {}, True),
-        EvaluateWorker(run, 0, {1: sent}, "nonce", {}),
+        EvaluateWorker(run, 0, {"a": sent}, "nonce"),
+        EvaluateWorker(run, 0, {"a": sent}, "nonce", True, {"a": {masks.public_key(masks.new_secret()): 1}}),
     ]
     for message in asked:
         assert "asks for counts by class of this node alone, and histograms is false" in why(message, own)
@@ -276,6 +278,6 @@ def test_the_documentation_shows_the_defaults() -> None:
 
 def test_what_is_accepted_is_done() -> None:
     table = settings()
-    reply = handle("train", Train(run_of(table), 0, 1, 0, model(table), {}, True).pack(), node())
+    reply = handle("train", Train(run_of(table), 0, 1, 0, model(table), {}, True, True).pack(), node())
     assert isinstance(reply, Trained)
-    assert reply.samples == int(reply.counts["counts"][2].sum()) == 3000
+    assert reply.samples == int(reply.counts["labels"].sum()) == 3000

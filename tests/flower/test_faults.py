@@ -19,9 +19,11 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedsat
 
 from flwr.app import Array, ArrayRecord, RecordDict
 
+from fedsat.flower.messages import EvaluateWorker
 from fedsat.flower.server import prepare
 from fedsat.flower.terms import Terms
 from fedsat.flower.transport import Request
+from fedsat.flower.worker_round import pseudonyms
 from tests.support.faulty_nodes import Fault, FaultyNodes
 
 CLIENTS = 4
@@ -206,11 +208,10 @@ def test_too_few_nodes_to_start(clouds: Path, tmp_path: Path) -> None:
 
 WRONG_COUNTS = {
     "is negative or too large": lambda c: c - 1000,
-    "more correct predictions of a class": lambda c: np.stack([c[0], c[1] + c[0].sum(), c[2]]),
-    "predictions for": lambda c: np.stack([c[0] + 1, c[1], c[2]]),
-    "int64 [3, 2], not": lambda c: c[:, :2],
+    "more correct predictions of a class": lambda c: np.stack([c[0], c[1] + c[0].sum()]),
+    "predictions for": lambda c: np.stack([c[0] + 1, c[1]]),
+    "int64 [2, 2], not": lambda c: c[:, :2],
     "float64": lambda c: c.astype(np.float64),
-    "counts: 0 samples, but it has": lambda c: c * 0,
     "a value is negative or too large": lambda c: c + 2**50,
 }
 
@@ -239,16 +240,68 @@ def test_a_worker_with_counts_of_other_clients_is_left_out(change: Any, clouds: 
     )
     grid = grid_of(clouds, 5)
     grid.faults[node_of(grid, worker)] = only_for("evaluate.worker", changed("counts", change))
-    assert "not those of the requested clients" in notes(run_federation(grid, config), 1)[worker]
+    assert "not those of the requested models" in notes(run_federation(grid, config), 1)[worker]
 
 
-def test_a_client_whose_own_counts_are_wrong_is_left_out(clouds: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda arrays: {name: array * 2 for name, array in arrays.items()}, "samples, but it has"),
+        (lambda arrays: {"counts": arrays["counts"]}, "labels: missing"),
+        (lambda arrays: {**arrays, "labels": arrays["labels"] * 0}, "more correct predictions of a class"),
+    ],
+)
+def test_a_client_whose_own_counts_are_wrong_is_left_out(change: Any, why: str, clouds: Path) -> None:
     grid = grid_of(clouds)
-    lie = changed("counts", lambda arrays: first(arrays, lambda c: c * 2))
-    grid.faults[node_of(grid, 1)] = only_for("train", lie)
+    grid.faults[node_of(grid, 1)] = only_for("train", changed("counts", change))
     run = run_federation(grid, configure(clouds, algorithm="fedsat", rounds=1))
-    assert "samples, but it has" in notes(run, 1)[1]
+    assert why in notes(run, 1)[1]
     assert 1 not in run.records[0].clients
+
+
+def test_label_histograms_are_sent_once(clouds: Path) -> None:
+    config, grid = (
+        configure(clouds, algorithm="fedsat", clients=6, per_round=2, workers=4, rounds=5),
+        grid_of(clouds, 6),
+    )
+    sent: list[int] = []
+
+    def listen(request: Request, reply: RecordDict) -> RecordDict:
+        arrays = reply.array_records
+        sent.extend([request.node] * ("labels" in arrays or "labels" in arrays.get("counts", {})))
+        return reply
+
+    for node in grid.contexts:
+        grid.faults[node] = listen
+    run_federation(grid, config)
+    assert sorted(sent) == sorted(grid.contexts)
+
+
+@pytest.mark.parametrize("worker_counts", ["each", "sums"])
+def test_workers_do_not_learn_whose_models_they_evaluate(worker_counts: Any, clouds: Path) -> None:
+    """No name and no key in a request occurs twice in a run."""
+    config = configure(clouds, algorithm="fedsat", clients=8, per_round=4, workers=5, rounds=6)
+    grid, seen = grid_of(clouds, 8), list[str]()
+
+    def listen(request: Request, reply: RecordDict) -> RecordDict:
+        message = EvaluateWorker.unpack(request.content)
+        seen.extend(message.models)
+        for keys in message.peers.values():
+            seen.extend(keys)
+        return reply
+
+    for node in grid.contexts:
+        grid.faults[node] = only_for("evaluate.worker", listen)
+    run_federation(grid, config, Terms(timeout=5, wait=5, worker_counts=worker_counts))
+    assert len(seen) == len(set(seen)) > 0
+
+
+def test_models_have_new_names_and_a_random_order() -> None:
+    sets = {client: [client, 50] for client in range(30)}
+    first, second = (pseudonyms(sets)[50] for _ in range(2))
+    assert sorted(first.values()) == sorted(second.values()) == list(range(30))
+    assert not first.keys() & second.keys()
+    assert len({tuple(names.values()) for names in (first, second, dict(enumerate(range(30))))}) == 3
 
 
 def test_silent_workers_contribute_nothing(clouds: Path) -> None:

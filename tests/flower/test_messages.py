@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -48,9 +49,9 @@ MESSAGES: list[Message] = [
     NodeInfo(3, (1, 28, 28), 5, "ab" * 32, {"mean": torch.zeros(1)}, {}, 2, 1),
     NodeInfo(-1, (6,), 5, "ab" * 32, {}, {"class_counts": torch.tensor([5, 0])}),
     Train(RUN, 2, 5, 3, MODEL, STATE, True),
-    Trained(MODEL, STATE, 10, 20, 3.5, False, {"counts": COUNTS}),
-    EvaluateWorker(RUN, 1, {0: MODEL, 4: MODEL}, "nonce", {0: {1: "aa", 2: "bb"}}),
-    WorkerCounts({"0": COUNTS, "4": COUNTS}),
+    Trained(MODEL, STATE, 10, 20, 3.5, False, {"counts": COUNTS[:2], "labels": COUNTS[2]}),
+    EvaluateWorker(RUN, 1, {"a1": MODEL, "b2": MODEL}, "nonce", True, {"a1": {"aa": 1, "bb": -1}}),
+    WorkerCounts({"a1": COUNTS[:2], "b2": COUNTS[:2]}, {"labels": COUNTS[2]}),
     Evaluate(RUN, 1, "held-out", [MODEL] * 11),
     Evaluate(RUN, 1, "expected", [], {"recalls": torch.tensor([[0.5, torch.nan]])}),
     Evaluated({"accuracy": torch.tensor([0.25])}),
@@ -86,7 +87,7 @@ def test_other_versions_and_other_messages_are_refused() -> None:
     with pytest.raises(MessageError, match="not a 'node_info' message"):
         NodeInfo.unpack(records)
     records.config_records["fedsat"]["version"] = 99
-    with pytest.raises(MessageError, match="message version 99, expected 4; install the same version"):
+    with pytest.raises(MessageError, match="message version 99, expected 5; install the same version"):
         Hello.unpack(records)
     with pytest.raises(MessageError, match="not a 'hello' message"):
         Hello.unpack(RecordDict())
@@ -145,9 +146,14 @@ def test_masks_cancel_in_the_sum_and_only_there() -> None:
     keys = {worker: masks.public_key(secret) for worker, secret in secrets.items()}
     counts = {worker: np.array([[worker, 2], [1, 1], [5, 0]]) for worker in secrets}
 
+    peers: dict[int, dict[str, int]] = {worker: {} for worker in secrets}
+    for one, other in itertools.combinations(secrets, 2):
+        mine, yours = masks.keys_of_a_pair(keys[one], keys[other])
+        peers[one][mine], peers[other][yours] = 1, -1
+    assert not {key for known in peers.values() for key in known} & set(keys.values())
+
     def report(worker: int, purpose: str) -> Any:
-        peers = {other: key for other, key in keys.items() if other != worker}
-        return masks.masked(counts[worker], worker, secrets[worker], peers, purpose)
+        return masks.masked(counts[worker], secrets[worker], peers[worker], purpose)
 
     reports = {worker: report(worker, "round 1") for worker in secrets}
     assert masks.unmasked_sum(reports.values()).tolist() == [[10, 6], [3, 3], [15, 0]]

@@ -96,12 +96,17 @@ def check_tree(what: str, sent: Tree, wanted: Tree) -> None:
             raise RefusedError(f"{what}: {name!r} has a value above {LARGEST:g}")
 
 
-def check_counts(counts: Tensor | None, classes: int, samples: int) -> Tensor:
+def check_integers(what: str, sent: Tensor | None, *shape: int) -> Tensor:
+    """Return integers of this shape; refuse anything else."""
+    if sent is None:
+        raise RefusedError(f"{what}: missing")
+    if sent.shape != shape or sent.dtype != torch.int64:
+        raise RefusedError(f"{what}: {sent.dtype} {list(sent.shape)}, not integers {list(shape)}")
+    return sent
+
+
+def check_counts(counts: Tensor, samples: int) -> Tensor:
     """Return a worker's counts [3, m] (Z, TP, T) on `samples` samples; refuse counts that no evaluation can produce."""
-    if counts is None:
-        raise RefusedError("counts: missing")
-    if counts.shape != (3, classes) or counts.dtype != torch.int64:
-        raise RefusedError(f"counts: {counts.dtype} {list(counts.shape)}, not integers [3, {classes}]")
     predicted, correct, labels = counts
     if bool(((counts < 0) | (counts > MOST)).any()):
         raise RefusedError("counts: a value is negative or too large")

@@ -15,6 +15,7 @@ import torch
 from flwr.app import Context, RecordDict
 from flwr.app import Message as FlowerMessage
 from flwr.clientapp import ClientApp
+from torch import Tensor
 
 from fedsat.algorithms import Model, Server
 from fedsat.data.arrays import mean_and_variance
@@ -111,7 +112,7 @@ def hello(content: RecordDict, context: Context) -> NodeInfo:
     if request.run.held_out:
         agreement.check_histogram("test = 'nodes'")
     memory.reset()
-    moments, class_counts = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
+    moments, class_counts = dict[str, Tensor](), dict[str, Tensor]()
     if request.run.held_out:
         mean, variance = map(torch.from_numpy, mean_and_variance(share.train.images))
         moments = {"mean": mean, "variance": variance}
@@ -144,7 +145,8 @@ def train(content: RecordDict, context: Context) -> Trained:
     memory.store(request.round, trained.states[0])
     updates, counts = trained.updates, {}
     if request.count:
-        counts = {"counts": _counts(engine, updates.model, engine.federation.worker_indices(request.client))}
+        counted = _counts(engine, updates.model, engine.federation.worker_indices(request.client))
+        counts = {"counts": counted[:2]} | ({"labels": counted[2]} if request.labels else {})
     return Trained(
         model=Model(_only(updates.model.params), _only(updates.model.buffers)),
         uploads={name: _only(tree) for name, tree in updates.uploads.items()},
@@ -160,17 +162,17 @@ def evaluate_worker(content: RecordDict, context: Context) -> WorkerCounts:
     """Evaluate other clients' models as their worker."""
     request, memory = EvaluateWorker.unpack(content), Memory(context.state)
     engine = _engine(request.run, context.node_config, request.worker)
-    held, reports = engine.federation.worker_indices(request.worker), dict[str, torch.Tensor]()
-    if not all(request.peers.get(client) for client in request.models):
+    held = engine.federation.worker_indices(request.worker)
+    if request.labels or not all(request.peers.get(name) for name in request.models):
         Agreement.of_node(context.node_config).check_histogram("evaluate_worker")
-    for client, model in request.models.items():
-        counts = _counts(engine, _stacked(_received(engine, model)), held)
-        if peers := request.peers.get(client):
-            purpose = f"{request.nonce}/{client}"
-            hidden = masks.masked(counts.numpy(), request.worker, memory.secret, peers, purpose)
-            counts = torch.from_numpy(hidden)
-        reports[str(client)] = counts
-    return WorkerCounts(reports)
+    counted = {
+        name: _counts(engine, _stacked(_received(engine, model)), held) for name, model in request.models.items()
+    }
+    reports = {name: counts[:2] for name, counts in counted.items()}
+    for name, peers in request.peers.items():
+        hidden = masks.masked(counted[name].numpy(), memory.secret, peers, request.nonce)
+        reports[name] = torch.from_numpy(hidden)
+    return WorkerCounts(reports, {"labels": next(iter(counted.values()))[2]} if request.labels else {})
 
 
 def evaluate(content: RecordDict, context: Context) -> Evaluated:
@@ -236,7 +238,7 @@ def _cached_engine(run_text: str, node_items: tuple[tuple[str, object], ...], cl
     return engine
 
 
-def _counts(engine: SequentialEngine, model: Model, held: Indices) -> torch.Tensor:
+def _counts(engine: SequentialEngine, model: Model, held: Indices) -> Tensor:
     """Return Z, TP and T of a model (client axis of length one) on some of the node's samples, [3, m]."""
     confusion = engine.count_by_node(model, [held])[0]
     counts = ClassCounts.from_confusion(confusion)

@@ -4,6 +4,10 @@ Each pair of a client's workers shares a secret (X25519) and draws the same mask
 its counts and the other subtracts it, modulo 2^64. What a worker sends looks random, but in the sum over all workers
 the masks cancel. The server distributes the public keys, so the counts are protected from a server that follows the
 protocol, but not from one that distributes its own keys.
+
+Workers must not learn whose models they evaluate, so they never see each other's public keys P. For every pair and
+model, the server draws a number r. It sends r·P_j to worker i and r·P_i to worker j, which look like new random keys.
+Both compute the secret r·a_i·a_j·G, which the server cannot.
 """
 
 from __future__ import annotations
@@ -37,15 +41,25 @@ def usable(key: str) -> bool:
     return True
 
 
-def masked(counts: Counts, own: int, secret: bytes, peers: Mapping[int, str], purpose: str) -> Counts:
-    """Mask the `counts` of worker `own` with its `peers`, whose public keys are given by worker.
+def keys_of_a_pair(first: str, second: str) -> tuple[str, str]:
+    """Return the keys for one use that two workers get instead of each other's public keys: the first's, the second's.
 
-    `purpose` identifies the request and the client, so that no mask is used twice.
+    Arguments are the public keys of the first and of the second.
+    """
+    r = X25519PrivateKey.generate()
+    mine, yours = (r.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(key))).hex() for key in (second, first))
+    return mine, yours
+
+
+def masked(counts: Counts, secret: bytes, peers: Mapping[str, int], purpose: str) -> Counts:
+    """Mask counts with the keys of the worker's peers for this request, and the signs of the masks.
+
+    `purpose` identifies the request, so that no mask is used twice.
     """
     total = counts.astype(np.int64).view(np.uint64).copy()
-    for number, key in peers.items():
+    for key, sign in peers.items():
         mask = _mask(secret, key, purpose, counts.shape)
-        total = total + mask if own < number else total - mask  # modulo 2^64
+        total = total + mask if sign > 0 else total - mask  # modulo 2^64
     return total.view(np.int64)
 
 

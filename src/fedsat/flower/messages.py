@@ -2,7 +2,7 @@
 
     hello            the run's settings                          -> NodeInfo                     (query.hello)
     train            global model, the method's broadcast        -> update, steps, samples       (train)
-    evaluate_worker  models of the clients it is a worker of     -> three vectors of counts each (evaluate.worker)
+    evaluate_worker  models of clients, without their names      -> vectors of counts each       (evaluate.worker)
     evaluate         global models, or their recalls             -> the client's accuracy        (evaluate)
 
 A node may reply to any of them that it refuses (`Refused`).
@@ -180,6 +180,8 @@ class Train(Message):
     """What the method sends besides the model (`Algorithm.broadcast`)."""
     count: bool
     """Whether the client also evaluates its new model, as its first worker."""
+    labels: bool = False
+    """Whether it then sends the label histogram as well; the server asks for it only once in a run."""
 
     name: ClassVar[str] = "train"
     kind: ClassVar[str] = "train"
@@ -193,6 +195,7 @@ class Train(Message):
                 "round": self.round,
                 "used": self.used,
                 "count": self.count,
+                "labels": self.labels,
             },
             trees={**model_trees("model", self.model), **state_trees("received", self.received)},
         )
@@ -208,6 +211,7 @@ class Train(Message):
             envelope.model("model"),
             envelope.state("received"),
             envelope.flag("count"),
+            envelope.flag("labels"),
         )
 
 
@@ -224,7 +228,7 @@ class Trained(Message):
     lost_state: bool
     """Whether the node no longer had the client's state from an earlier round, and started with a new one."""
     counts: Tree = field(default_factory=dict)
-    """If requested, the client's evaluation of its model: `counts`, [3, m]."""
+    """If requested, the client's evaluation of its model, as in `WorkerCounts`: `counts`, [2, m], and `labels`, [m]."""
 
     name: ClassVar[str] = "trained"
 
@@ -252,16 +256,21 @@ class Trained(Message):
 
 @dataclass(frozen=True)
 class EvaluateWorker(Message):
-    """The server asks a worker to evaluate clients' models on its samples."""
+    """The server asks a worker to evaluate clients' models on its samples.
+
+    The worker is not told whose models they are: each has a pseudonym that is used once, and their order is random.
+    """
 
     run: RunSpec
     worker: int
-    models: dict[int, Model]
-    """By client."""
+    models: dict[str, Model]
+    """By pseudonym."""
     nonce: str
     """Used once. Masks are drawn from it and the workers' secrets."""
-    peers: dict[int, dict[int, str]] = field(default_factory=dict)
-    """If only sums may be readable: the public keys of the other workers, by client and worker."""
+    labels: bool = False
+    """Whether the worker also sends its label histogram; the server asks for it only once in a run."""
+    peers: dict[str, dict[str, int]] = field(default_factory=dict)
+    """If only sums may be readable: for each model, the other workers' keys for this request, with the masks' signs."""
 
     name: ClassVar[str] = "evaluate_worker"
     kind: ClassVar[str] = "evaluate.worker"
@@ -269,39 +278,53 @@ class EvaluateWorker(Message):
     def envelope(self) -> Envelope:
         """Return the content of the message."""
         models = {
-            name: tree for k, model in self.models.items() for name, tree in model_trees(f"client/{k}", model).items()
+            name: tree for k, model in self.models.items() for name, tree in model_trees(f"model/{k}", model).items()
         }
-        values = {"run": self.run.text(), "worker": self.worker, "peers": json.dumps(self.peers), "nonce": self.nonce}
+        values = {
+            "run": self.run.text(),
+            "worker": self.worker,
+            "nonce": self.nonce,
+            "labels": self.labels,
+            "peers": json.dumps(self.peers),
+        }
         return Envelope(values, trees=models)
 
     @classmethod
     def read(cls, envelope: Envelope) -> Self:
         """Return the message with this content."""
-        models = {int(name): model for name, model in envelope.models("client").items()}
         peers = {
-            int(client): {int(worker): str(key) for worker, key in keys.items()}
-            for client, keys in envelope.json("peers").items()
+            str(name): {str(key): 1 if sign == 1 else -1 for key, sign in keys.items()}
+            for name, keys in envelope.json("peers").items()
         }
-        return cls(RunSpec.of(envelope.text("run")), envelope.whole("worker"), models, envelope.text("nonce"), peers)
+        return cls(
+            RunSpec.of(envelope.text("run")),
+            envelope.whole("worker"),
+            envelope.models("model"),
+            envelope.text("nonce"),
+            envelope.flag("labels"),
+            peers,
+        )
 
 
 @dataclass(frozen=True)
 class WorkerCounts(Message):
-    """A worker's reply to `EvaluateWorker`: Z, TP and T, [3, m], for each client; masked if only sums are readable."""
+    """A worker's reply to `EvaluateWorker`: what it counted for each model."""
 
     counts: Tree
-    """By client."""
+    """By pseudonym: Z and TP, [2, m]; if only sums are readable, Z, TP and T, masked, [3, m]."""
+    labels: Tree = field(default_factory=dict)
+    """If requested: the label histogram T, `labels`, [m], which is the same for all models."""
 
     name: ClassVar[str] = "worker_counts"
 
     def envelope(self) -> Envelope:
         """Return the content of the message."""
-        return Envelope(trees={"counts": self.counts})
+        return Envelope(trees={"counts": self.counts, "labels": self.labels})
 
     @classmethod
     def read(cls, envelope: Envelope) -> Self:
         """Return the message with this content."""
-        return cls(envelope.tree("counts"))
+        return cls(envelope.tree("counts"), envelope.tree("labels"))
 
 
 @dataclass(frozen=True)

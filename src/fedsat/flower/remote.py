@@ -17,7 +17,7 @@ from fedsat.data.splits import divide_among_clients
 from fedsat.engine.evaluate import Counter
 from fedsat.errors import TrainingError
 from fedsat.experiment.config import Config
-from fedsat.flower.checks import check_accuracies, check_confusion, check_counts, check_losses, check_update
+from fedsat.flower.checks import check_accuracies, check_confusion, check_losses, check_update
 from fedsat.flower.influence import counted, damped_confusion, damped_counts, limit
 from fedsat.flower.members import Members
 from fedsat.flower.messages import Evaluate, Evaluated, RunSpec, Train, Trained
@@ -88,15 +88,16 @@ class RemoteEngine:
 
         def message(client: int) -> Train:
             used = int(states[client][USED]["round"]) if client in states else 0
-            return Train(self._run, client, round_number, used, server.model, received, count)
+            labels = count and client not in self._workers.labels
+            return Train(self._run, client, round_number, used, server.model, received, count, labels)
 
         def checked(client: int, reply: Trained) -> Trained:
             samples = self._members.infos[client].samples
             _, steps = self._config.local_training.work_of(client, round_number, samples)
             check_update(reply, self.initial_model, self._uploads, samples, steps)
             if count:
-                held = self._workers.samples(client)
-                check_counts(reply.counts.get("counts"), len(self.class_names), held)
+                reports = {name: report for name, report in reply.counts.items() if name == "counts"}
+                reply = replace(reply, counts=self._workers.completed(client, reports, reply.counts))
             if reply.lost_state:
                 self._members.note(client, "train", "it lost its state and started with a new one")
             return reply

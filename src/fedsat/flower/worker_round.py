@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
-import uuid
-from dataclasses import dataclass
+import itertools
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -12,7 +14,7 @@ from torch import Tensor
 from fedsat.algorithms import Model
 from fedsat.errors import TrainingError
 from fedsat.flower import masks
-from fedsat.flower.checks import RefusedError, check_counts
+from fedsat.flower.checks import RefusedError, check_counts, check_integers
 from fedsat.flower.influence import damped_counts, limit
 from fedsat.flower.members import Members
 from fedsat.flower.messages import EvaluateWorker, RunSpec, WorkerCounts
@@ -23,6 +25,9 @@ STAGE = "evaluate_workers"
 Sets = dict[int, list[int]]
 """The workers of each client, beginning with the client itself."""
 
+Pseudonyms = dict[int, dict[str, int]]
+"""For each worker, the clients whose models it evaluates, by the names that the models have in this request."""
+
 
 @dataclass(frozen=True)
 class Workers:
@@ -31,6 +36,8 @@ class Workers:
     members: Members
     run: RunSpec
     max_weight: float = 0.0
+    labels: dict[int, Tensor] = field(default_factory=dict)
+    """T of every worker that has sent it. It is asked for only once."""
 
     @property
     def classes(self) -> int:
@@ -55,11 +62,9 @@ class Workers:
 
         A worker that does not respond, or whose counts are impossible, has zeros.
         """
-        jobs: dict[int, EvaluateWorker] = {}
-        for client, nodes in sets.items():
-            for worker in nodes[1:]:
-                jobs.setdefault(worker, EvaluateWorker(self.run, worker, {}, _nonce())).models[client] = models[client]
-        checked, most = functools.partial(self._checked, jobs), self.most
+        sealed = pseudonyms({client: nodes[1:] for client, nodes in sets.items()})
+        jobs = self._jobs(models, sealed)
+        checked, most = functools.partial(self._checked, sealed), self.most
         reports = self.members.request(STAGE, jobs, WorkerCounts, checked, self._largest(models)) if jobs else {}
         counts = self._zeros(sets)
         for row, (client, nodes) in enumerate(sets.items()):
@@ -68,6 +73,18 @@ class Workers:
                 if worker in reports:
                     counts[row, column] = damped_counts(reports[worker][client], most)
         return counts
+
+    def completed(self, worker: int, reports: Tree, sent: Tree) -> Tree:
+        """Return Z, TP and T, [3, m], for each report of Z and TP; T is the first usable one that the worker sent."""
+        labels, held = self.labels.get(worker), self.samples(worker)
+        if labels is None:
+            labels = check_integers("labels", sent.get("labels"), self.classes)
+        whole = {
+            name: check_counts(torch.vstack([check_integers("counts", report, 2, self.classes), labels]), held)
+            for name, report in reports.items()
+        }
+        self.labels[worker] = labels
+        return whole
 
     def sums(self, models: dict[int, Model], sets: Sets, tries: int) -> Tensor:
         """Return the sum over each client's workers, [K, w, 3, m], in the client's column; single reports stay secret.
@@ -80,11 +97,12 @@ class Workers:
             self.members.refresh()
             connected = self.members.nodes.keys() - failed
             left = {k: [w for w in nodes if w in connected] for k, nodes in sets.items() if k not in sums}
-            jobs = self._masked(models, left)
-            checked = functools.partial(self._unreadable, jobs)
+            sealed = pseudonyms(left)
+            jobs = self._masked(models, left, sealed)
+            checked = functools.partial(self._unreadable, sealed)
             reports = self.members.request(STAGE, jobs, WorkerCounts, checked, self._largest(models))
             for client, nodes in left.items():
-                received = [reports[worker][str(client)] for worker in nodes if worker in reports]
+                received = [reports[worker][client] for worker in nodes if worker in reports]
                 if len(received) == len(nodes):
                     sums[client] = self._sum(client, received, sum(map(self.samples, nodes)))
             if len(sums) == len(sets):
@@ -104,44 +122,51 @@ class Workers:
         """Return the most bytes of a reply: a header and three numbers per class for each client."""
         return 2**16 + len(models) * (2**10 + 3 * 8 * self.classes)
 
-    def _checked(self, jobs: dict[int, EvaluateWorker], worker: int, reply: WorkerCounts) -> dict[int, Tensor]:
-        if reply.counts.keys() != {str(client) for client in jobs[worker].models}:
-            raise RefusedError("counts: not those of the requested clients")
-        held = self.samples(worker)
-        counts = {int(client): check_counts(own, self.classes, held) for client, own in reply.counts.items()}
-        if len({tuple(own[2].tolist()) for own in counts.values()}) > 1:
-            raise RefusedError("counts: the samples differ between clients")
-        return counts
+    def _checked(self, sealed: Pseudonyms, worker: int, reply: WorkerCounts) -> dict[int, Tensor]:
+        """Return the counts [3, m] by client."""
+        counts = self.completed(worker, _asked_for(reply, sealed[worker]), reply.labels)
+        return {client: counts[name] for name, client in sealed[worker].items()}
 
-    def _unreadable(self, jobs: dict[int, EvaluateWorker], worker: int, reply: WorkerCounts) -> Tree:
-        """Return masked counts. Only their form can be checked."""
-        if reply.counts.keys() != {str(client) for client in jobs[worker].models}:
-            raise RefusedError("counts: not those of the requested clients")
-        for counts in reply.counts.values():
-            if counts.shape != (3, self.classes) or counts.dtype != torch.int64:
-                raise RefusedError(f"counts: {counts.dtype} {list(counts.shape)}, not integers [3, {self.classes}]")
-        return reply.counts
+    def _unreadable(self, sealed: Pseudonyms, worker: int, reply: WorkerCounts) -> dict[int, Tensor]:
+        """Return masked counts by client. Only their form can be checked."""
+        counts = _asked_for(reply, sealed[worker])
+        return {
+            client: check_integers("counts", counts[name], 3, self.classes) for name, client in sealed[worker].items()
+        }
 
-    def _masked(self, models: dict[int, Model], sets: Sets) -> dict[int, EvaluateWorker]:
+    def _jobs(self, models: dict[int, Model], sealed: Pseudonyms, *, masked: bool = False) -> dict[int, EvaluateWorker]:
+        nonce = secrets.token_hex()
+        return {
+            worker: EvaluateWorker(
+                self.run,
+                worker,
+                {name: models[client] for name, client in names.items()},
+                nonce,
+                labels=not masked and worker not in self.labels,
+            )
+            for worker, names in sealed.items()
+        }
+
+    def _masked(self, models: dict[int, Model], sets: Sets, sealed: Pseudonyms) -> dict[int, EvaluateWorker]:
         """Return the messages that let every worker mask its counts with the other workers of the same client."""
-        nonce, infos = _nonce(), self.members.infos
-        jobs: dict[int, EvaluateWorker] = {}
+        jobs, infos = self._jobs(models, sealed, masked=True), self.members.infos
+        names = {(worker, client): name for worker, named in sealed.items() for name, client in named.items()}
         for client, nodes in sets.items():
             if len(nodes) < 2:
                 raise TrainingError(
                     f"round {self.members.round}, client {client}: only one worker is left, so the sum would"
                     " reveal its counts; use more --workers"
                 )
-            for worker in nodes:
-                job = jobs.setdefault(worker, EvaluateWorker(self.run, worker, {}, nonce))
-                job.models[client] = models[client]
-                job.peers[client] = {peer: infos[peer].key for peer in nodes if peer != worker}
+            for pair in itertools.combinations(nodes, 2):
+                keys = masks.keys_of_a_pair(*(infos[worker].key for worker in pair))
+                for worker, key, sign in zip(pair, keys, (1, -1), strict=True):
+                    jobs[worker].peers.setdefault(names[worker, client], {})[key] = sign
         return jobs
 
     def _sum(self, client: int, reports: list[Tensor], samples: int) -> Tensor:
         try:
             total = torch.from_numpy(masks.unmasked_sum([report.numpy() for report in reports]))
-            return check_counts(total, self.classes, samples)
+            return check_counts(total, samples)
         except RefusedError as error:
             raise TrainingError(
                 f"round {self.members.round}, workers of client {client}: {error}; use --worker-counts each to see"
@@ -149,5 +174,21 @@ class Workers:
             ) from error
 
 
-def _nonce() -> str:
-    return uuid.uuid4().hex
+def pseudonyms(sets: Sets) -> Pseudonyms:
+    """Return new names for the models that each worker evaluates, in random order."""
+    judged: dict[int, list[int]] = {}
+    for client, nodes in sets.items():
+        for worker in nodes:
+            judged.setdefault(worker, []).append(client)
+    shuffle = secrets.SystemRandom().sample
+    return {
+        worker: {secrets.token_hex(8): client for client in shuffle(clients, len(clients))}
+        for worker, clients in judged.items()
+    }
+
+
+def _asked_for(reply: WorkerCounts, names: Mapping[str, int]) -> Tree:
+    """Return the counts if they are those of the models that the worker was sent."""
+    if reply.counts.keys() != names.keys():
+        raise RefusedError("counts: not those of the requested models")
+    return reply.counts

@@ -235,8 +235,8 @@ def count_traffic(
     """Return the bytes that a real federation would send in this round.
 
     Sampled clients download the model and what the method broadcasts. Clients that responded upload their model and the
-    method's uploads. Every worker except the client itself downloads the client's model, and uploads three vectors of
-    counts (8 bytes per entry) if it responds.
+    method's uploads. Every worker except the client itself downloads the client's model, and uploads two vectors of
+    counts (8 bytes per entry) if it responds. The label histogram, which it sends once in a run, is not counted.
     """
     down = count_down(algorithm, server, sampled)
     received = nbytes([updates.model.params, updates.model.buffers, *updates.uploads.values()])
@@ -245,7 +245,7 @@ def count_traffic(
         return Traffic(down, up, 0)
     clients, workers, classes = counts.labels.shape
     fetched = clients * (workers - 1) * nbytes([server.model.params, server.model.buffers])
-    reported = int(counts.labels.any(-1).sum()) * 3 * classes * 8
+    reported = int(counts.labels.any(-1).sum()) * 2 * classes * 8
     return Traffic(down + fetched, up + reported, fetched + reported)
 
 
