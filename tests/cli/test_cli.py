@@ -271,10 +271,12 @@ def stopped_by(number: signal.Signals, *options: str) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_stopped_run_finishes_its_files(tmp_path: Path, number: signal.Signals, code: int) -> None:
+@pytest.mark.parametrize(
+    ("number", "code", "word"),
+    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated"), (signal.SIGHUP, 129, "hung up")],
+)
+def test_a_stopped_run_finishes_its_files(tmp_path: Path, number: signal.Signals, code: int, word: str) -> None:
     ended, out, err = stopped_by(number)
-    word = "interrupted" if number == signal.SIGINT else "terminated"
     assert (ended, err) == (code, f"fedsat: {word}\n")
     assert "rounds are kept in run; continue with fedsat resume run" in out
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "interrupted"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 from rich.console import Console
 
@@ -18,16 +19,27 @@ from fedsat.cli.options import Out, configured
 from fedsat.cli.sections import NODES
 from fedsat.cli.training import show_run
 from fedsat.data.catalog import has_name
+from fedsat.engine.capacity import free_memory
 from fedsat.errors import FedsatError, UsageError
 from fedsat.experiment.config import Config
 from fedsat.experiment.defaults import Given
-from fedsat.experiment.folder import CONFIG, RECORDS, SCHEMA, SUMMARY, free_folder, read_records, read_summary
+from fedsat.experiment.folder import (
+    CONFIG,
+    RECORDS,
+    SCHEMA,
+    SUMMARY,
+    free_folder,
+    read_records,
+    read_summary,
+    speaking_of,
+)
+from fedsat.experiment.interrupt import STOPPED, signals_raise
 from fedsat.experiment.jobs import folder_name
 from fedsat.experiment.settings import override
 from fedsat.experiment.store import StoredRun
 from fedsat.flower import require_flower
 from fedsat.flower.agreement import Agreement
-from fedsat.flower.processes import LocalFederation
+from fedsat.flower.processes import NODE_BYTES, LocalFederation
 from fedsat.flower.terms import Terms
 from fedsat.metrics import RoundRecord
 from fedsat.report.progress import Watcher, say
@@ -72,6 +84,7 @@ def federate(
     Each node loads its own part of the dataset. The server sees only updates and statistics.
     """
     require_flower()
+    _check_memory(nodes)
     console, table = Console(), given.table
     if table["partition"]["name"] == "natural" and table["clients"] != nodes:
         raise UsageError(
@@ -86,26 +99,36 @@ def federate(
     folder = out or free_folder(Path("runs"), folder_name(config, f"flower-{config.method}-seed{config.seed}"))
     if (folder / CONFIG).exists():
         raise UsageError(f"{folder} already contains a run; choose another folder with --out")
+    with speaking_of(folder):
+        (folder / LOGS).mkdir(parents=True, exist_ok=True)
     say(console, f"starting a SuperLink and {nodes} SuperNodes; {sampled} clients per round")
-    with tempfile.TemporaryDirectory(prefix="fedsat-") as work:
+    with signals_raise(), tempfile.TemporaryDirectory(prefix="fedsat-") as work:
         terms = Terms(**terms_given, **_agreed(dataset, Path(work)))
-        federation = LocalFederation(Path(work), threads=max(1, (os.cpu_count() or 1) // nodes))
+        threads = max(1, (os.cpu_count() or 1) // nodes)
+        federation = LocalFederation(Path(work), threads=threads, logs=folder / LOGS)
         try:
             with federation, Watcher(console, config.method, 0, config.rounds) as watcher:
                 start_nodes(federation, config)
                 process = submit(federation, config, terms, folder)
                 follow(process, folder, lambda record: _show(console, watcher, record, dataset.class_names))
-        except KeyboardInterrupt:
-            say(
-                console,
-                f"{len(read_records(folder)) if (folder / RECORDS).exists() else 0} rounds are saved in {folder}",
-            )
+        except STOPPED:
+            rounds = len(read_records(folder)) if (folder / RECORDS).exists() else 0
+            with suppress(OSError):  # after SIGHUP, the terminal is gone
+                say(console, f"{rounds} rounds are saved in {folder}")
             raise
-        finally:
-            _keep_logs(Path(work) / "logs", folder)
         _check_completed(folder, federation.log("run"))
     show_run(console, StoredRun.read(folder))
     say(console, f"files: {folder}")
+
+
+def _check_memory(nodes: int) -> None:
+    """Refuse more nodes than this machine has memory for; every node is several processes."""
+    needed, free = nodes * NODE_BYTES, free_memory(torch.device("cpu"))
+    if needed > free:
+        raise UsageError(
+            f"{nodes} nodes need {needed / 1e9:.1f} GB of memory, but only {free / 1e9:.1f} GB is free; "
+            f"use fewer --nodes, or simulate them: fedsat run --clients {nodes}"
+        )
 
 
 def _agreed(dataset: data.Dataset, work: Path) -> dict[str, Any]:
@@ -159,11 +182,6 @@ def _show(console: Console, watcher: Watcher, record: RoundRecord, names: tuple[
         who = "" if note["client"] is None else f"client {note['client']}: "
         say(console, f"round {record.round}, {note['stage']}: {who}{note['why']}")
     watcher.show(record, names)
-
-
-def _keep_logs(logs: Path, folder: Path) -> None:
-    if logs.is_dir():
-        shutil.copytree(logs, folder / LOGS, dirs_exist_ok=True)
 
 
 def _check_completed(folder: Path, log: str) -> None:

@@ -9,6 +9,7 @@ import signal
 import sys
 import traceback
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated
@@ -19,8 +20,8 @@ from fedsat.cli.layout import INTERRUPTED, Entry, Group
 from fedsat.errors import FedsatError, UsageError, in_a_line
 from fedsat.version import __version__
 
-TERMINATED = 128 + signal.SIGTERM
-"""Exit code after SIGTERM, as in shells."""
+ENDED_BY_SIGNAL = {INTERRUPTED: "interrupted", 128 + signal.SIGTERM: "terminated", 128 + 1: "hung up"}
+"""Exit codes after SIGINT, SIGTERM and SIGHUP, as in shells, and what is printed."""
 
 TRAIN, LOOK, NODES = "Train", "Look", "Real nodes"
 COMMANDS = {
@@ -103,8 +104,9 @@ def _exit_code(commands: typer.Typer, name: str, arguments: list[str], debug: bo
         if debug:
             _print_traceback(error)
         return _report(name, error)
-    if code in (INTERRUPTED, TERMINATED):
-        _print_error(name, "interrupted" if code == INTERRUPTED else "terminated")
+    if code in ENDED_BY_SIGNAL:
+        with suppress(OSError):  # after SIGHUP, the terminal is gone
+            _print_error(name, ENDED_BY_SIGNAL[code])
     return code
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 
 import torch
@@ -62,5 +63,7 @@ def free_memory(device: torch.device) -> int:
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):  # not available on every system
-        return 4 << 30
+    except (OSError, StopIteration):  # not Linux: half of the machine's memory
+        pages, size = ("SC_PHYS_PAGES", "SC_PAGE_SIZE")
+        known = pages in getattr(os, "sysconf_names", ())
+        return os.sysconf(pages) * os.sysconf(size) // 2 if known else 4 << 30

@@ -1,4 +1,4 @@
-"""Interruption: Ctrl-C and SIGTERM both end a run cleanly."""
+"""Interruption: Ctrl-C, SIGTERM, and SIGHUP (a terminal that closes) all end a run cleanly."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+"""Signals that ask a process to end, besides that of Ctrl-C."""
+
 
 class Terminated(SystemExit):
-    """SIGTERM as an exception. The process ends with the exit code that shells use for it."""
+    """SIGTERM or SIGHUP as an exception. The process ends with the exit code that shells use for the signal."""
 
-    def __init__(self) -> None:
-        super().__init__(128 + signal.SIGTERM)
+    def __init__(self, number: int = signal.SIGTERM) -> None:
+        super().__init__(128 + number)
 
 
 STOPPED = (KeyboardInterrupt, SystemExit)
@@ -20,17 +23,20 @@ STOPPED = (KeyboardInterrupt, SystemExit)
 
 
 @contextmanager
-def sigterm_raises() -> Iterator[None]:
-    """Let SIGTERM raise `Terminated`, unless the program has its own handler or this is not the main thread."""
+def signals_raise() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP raise `Terminated`, except where the program has its own handler (or ignores SIGHUP, as
+    under nohup), and unless this is not the main thread.
+    """
 
-    def stop(*_: object) -> None:
-        raise Terminated
+    def stop(number: int, _: object) -> None:
+        raise Terminated(number)
 
-    ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    if ours:
-        signal.signal(signal.SIGTERM, stop)
+    main = threading.current_thread() is threading.main_thread()
+    ours = [number for number in ENDING if main and signal.getsignal(number) is signal.SIG_DFL]
+    for number in ours:
+        signal.signal(number, stop)
     try:
         yield
     finally:
-        if ours:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)

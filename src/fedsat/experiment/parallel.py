@@ -6,6 +6,7 @@ import itertools
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -17,7 +18,7 @@ import torch
 
 from fedsat.errors import FedsatError, UsageError, in_a_line
 from fedsat.experiment.config import Config
-from fedsat.experiment.interrupt import STOPPED, sigterm_raises
+from fedsat.experiment.interrupt import STOPPED, signals_raise
 from fedsat.experiment.resume import restore
 from fedsat.experiment.run import Run, prepare, train
 from fedsat.threads import bound_spinning
@@ -65,17 +66,17 @@ def open_run(config: Config, begun: Path | None, fresh: Path) -> tuple[Run, Path
 def train_apart(tasks: Sequence[RunTask], processes: int) -> Iterator[Ended]:
     """Train runs, `processes` at a time, and yield each as it ends.
 
-    A failing run does not stop the others, unless its settings are wrong. Ctrl-C and SIGTERM are passed on to the
-    processes, and each completes its files before it ends.
+    A failing run does not stop the others, unless its settings are wrong. Ctrl-C, SIGTERM and SIGHUP are passed on
+    to the processes, and each completes its files before it ends.
     """
     bound_spinning()  # for the new processes, which inherit the environment
     context = multiprocessing.get_context("spawn")  # a forked process could not use a GPU
     threads = max(1, (os.cpu_count() or 1) // processes)
-    executor = ProcessPoolExecutor(processes, context, initializer=_leave_interrupts_to_the_parent)
+    executor = ProcessPoolExecutor(processes, context, initializer=_follow_the_parent)
     waiting = iter(tasks)
     running: set[Future[Ended]] = set()
     try:
-        with sigterm_raises():
+        with signals_raise():
             # One task per process: the pool would still execute tasks that it had fetched ahead after Ctrl-C.
             for task in itertools.islice(waiting, processes):
                 running.add(executor.submit(_train, task, threads))
@@ -96,9 +97,19 @@ def train_apart(tasks: Sequence[RunTask], processes: int) -> Iterator[Ended]:
         executor.shutdown(cancel_futures=True)
 
 
-def _leave_interrupts_to_the_parent() -> None:
-    """Ignore Ctrl-C, which a terminal sends to all processes at once; the parent handles it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _follow_the_parent() -> None:
+    """Ignore what a terminal sends to all processes at once, because the parent handles it; and end with the parent."""
+    for number in ("SIGINT", "SIGHUP"):
+        if hasattr(signal, number):
+            signal.signal(getattr(signal, number), signal.SIG_IGN)
+    threading.Thread(target=_end_with_the_parent, daemon=True).start()
+
+
+def _end_with_the_parent() -> None:
+    """Wait until the parent has ended, even if it was killed, and end at once; a checkpoint is never half written."""
+    if (parent := multiprocessing.parent_process()) is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _train(task: RunTask, threads: int) -> Ended:

@@ -19,7 +19,7 @@ from fedsat.experiment.checkpoint import KEPT, Checkpoint, Checkpoints, RunState
 from fedsat.experiment.config import Config
 from fedsat.experiment.environment import environment
 from fedsat.experiment.folder import AVERAGED_MODEL, BEST_MODEL, RunFolder
-from fedsat.experiment.interrupt import STOPPED, sigterm_raises
+from fedsat.experiment.interrupt import STOPPED, signals_raise
 from fedsat.experiment.setup import Setup
 from fedsat.experiment.stopping import best_record
 from fedsat.experiment.summary import final_measures, mean_over, round_record, summarise
@@ -262,13 +262,13 @@ def prepare(config: Config, out: Path | None = None) -> Run:
 def train(run: Run, callbacks: Callbacks = (), *, show: RoundFunction | None = None, for_more: bool = True) -> Run:
     """Run the remaining rounds.
 
-    When training fails or is interrupted (Ctrl-C, SIGTERM), the files are completed with the rounds so far, and the
-    error is raised again. `show` is called with every record that has been written, for a progress display. `for_more`
-    leaves a checkpoint at the end, from which `resume` can continue to more rounds.
+    When training fails or is interrupted (Ctrl-C, SIGTERM, SIGHUP), the files are completed with the rounds so far, and
+    the error is raised again. `show` is called with every record that has been written, for a progress display.
+    `for_more` leaves a checkpoint at the end, from which `resume` can continue to more rounds.
     """
     active = [*as_callbacks(callbacks), *run.setup.stop_rules]
     try:
-        with sigterm_raises():
+        with signals_raise():
             for callback in active:
                 callback.start(run)
             while run.training.rounds < run.setup.config.rounds and run.stopped is None:

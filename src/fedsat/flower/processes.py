@@ -1,6 +1,7 @@
 """A local federation: a SuperLink and SuperNodes as processes on this machine.
 
-Everything that Flower writes is in one folder. No process is left behind when the federation stops.
+Everything that Flower writes is in one folder. No process is left behind when the federation stops, or when the program
+that started it is killed (`guard`).
 """
 
 from __future__ import annotations
@@ -21,19 +22,18 @@ from types import TracebackType
 from typing import Any
 
 from fedsat.errors import FedsatError
+from fedsat.flower import guard
+from fedsat.flower.guard import MARK, Guard
 from fedsat.flower.warm import write_stubs
 
 NAME = "fedsat"
 """The name of the SuperLink in Flower's configuration."""
 
-MARK = "FEDSAT_LOCAL_FEDERATION"
-"""The environment variable that identifies the processes of a federation."""
-
 WARM = sys.platform == "linux"
 """Whether tasks are forked from a process that has already imported torch."""
 
-PATIENCE = 10.0
-"""Seconds that processes have to terminate before they are killed."""
+NODE_BYTES = 200_000_000
+"""Memory that the processes of a SuperNode take before they load data or a model."""
 
 APP = '''"""Fedsat's apps for a Flower project."""
 
@@ -74,12 +74,16 @@ class LocalFederation:
     """A SuperLink and SuperNodes as processes. Use it as a context manager, which stops them all at the end."""
 
     folder: Path
+    """For the files of Flower; removed if this program is killed."""
     tls: Tls | None = None
     authenticate: bool = False
     """Whether only nodes with a registered key may join (`register`)."""
     threads: int = 1
     """Threads of each node."""
+    logs: Path | None = None
+    """The folder for what the processes print; by default, `logs` in `folder`."""
     port: int = 0
+    _guard: Guard | None = None
     _processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     _mark: str = field(default_factory=lambda: uuid.uuid4().hex)
 
@@ -99,6 +103,7 @@ class LocalFederation:
         (home / "config.toml").write_text("\n".join([f"[superlink.{NAME}]", *_toml(connection), ""]))
         auth = ["--enable-supernode-auth"] if self.authenticate else []
         try:
+            self._guard = Guard(self._mark, self.folder)
             if WARM:
                 self._start("warm", ["python", "-m", "fedsat.flower.warm", str(self._warm)])
             options = [*secured, *auth, "--disable-runtime-dependency-installation", "--port", f"{self.port}"]
@@ -162,29 +167,23 @@ class LocalFederation:
     def kill(self, name: str) -> None:
         """Kill a process and its children at once, as a power failure would."""
         process = self._processes.pop(name)
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        guard.send(-process.pid, signal.SIGKILL)
         process.wait()
 
     def stop(self) -> None:
         """Terminate all processes, the run first so that it can write its files, and kill those that remain."""
-        for name in sorted(self._processes, key=lambda name: name != "run"):
-            with suppress(ProcessLookupError):
-                os.killpg(self._processes[name].pid, signal.SIGTERM)
-        deadline = time.monotonic() + PATIENCE
-        while self._alive() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        for pid in self._alive():
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        for process in self._processes.values():
+        processes = [self._processes[name] for name in sorted(self._processes, key=lambda name: name != "run")]
+
+        def reap() -> None:
+            for process in processes:
+                process.poll()
+
+        guard.end([process.pid for process in processes], self._mark, reap)
+        if self._guard is not None:
+            self._guard.dismiss()
+        for process in processes:
             process.wait()
         self._processes.clear()
-
-    def _alive(self) -> list[int]:
-        """Return the running processes of the federation, including those that Flower starts in new sessions."""
-        own = [process.pid for process in self._processes.values() if process.poll() is None]
-        return sorted({*own, *_marked(f"{MARK}={self._mark}".encode())})
 
     def _start(self, name: str, command: list[str], home: str | None = None) -> subprocess.Popen[bytes]:
         with self._log(name).open("ab") as output:
@@ -197,6 +196,8 @@ class LocalFederation:
                 start_new_session=True,
             )
         self._processes[name] = process
+        if self._guard is not None:
+            self._guard.watch(process.pid for process in self._processes.values())
         return process
 
     def _flwr(self, *arguments: str) -> subprocess.CompletedProcess[bytes]:
@@ -232,7 +233,7 @@ class LocalFederation:
         return home
 
     def _log(self, name: str) -> Path:
-        logs = self.folder / "logs"
+        logs = self.logs or self.folder / "logs"
         logs.mkdir(parents=True, exist_ok=True)
         return logs / f"{name}.log"
 
@@ -272,17 +273,3 @@ def _beside_python(name: str) -> Path:
 def _toml(table: Mapping[str, Any], equals: str = " = ") -> list[str]:
     """Return lines of TOML; strings, numbers and booleans are written as in JSON."""
     return [f"{key}{equals}{json.dumps(value, ensure_ascii=False)}" for key, value in table.items()]
-
-
-def _marked(mark: bytes) -> list[int]:
-    """Return the processes with the mark in their environment, if the system shows it."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if mark in (folder / "environ").read_bytes().split(b"\0") and not _is_zombie(folder):
-                found.append(int(folder.name))
-    return found
-
-
-def _is_zombie(folder: Path) -> bool:
-    return (folder / "stat").read_text().rpartition(") ")[2].startswith("Z")
