@@ -163,8 +163,8 @@ def test_a_run_takes_a_data_frame() -> None:
     run = fedsat.run(dataset=frame(90), label="ill", client="site", **RUN)
     config = run.setup.config
     assert (config.clients, config.model["name"], config.label) == (3, "tabular", None)
-    assert run.setup.schema is not None
-    assert run.setup.schema.label == "ill"
+    assert run.setup.inputs.schema is not None
+    assert run.setup.inputs.schema.label == "ill"
     with pytest.raises(UsageError, match="name the column to predict"):
         fedsat.run(dataset=frame(90), **RUN)
 

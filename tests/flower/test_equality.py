@@ -169,11 +169,13 @@ def test_a_server_without_data(clouds: Path, tmp_path: Path) -> None:
     )
     with pytest.raises(fedsat.UsageError, match="set class_names"):
         federate(grid, config, Terms(wait=1, test="nodes"))
-    run = federate(grid, config, Terms(timeout=60, wait=60, test="nodes", class_names="a,b,c"))
+    run = federate(grid, config, Terms(timeout=60, wait=60, test="nodes", class_names="a,b,c"), tmp_path / "run")
     assert run.state.evaluation is not None
     assert run.state.evaluation.confusion.sum() == 4 * len(dataset.test)  # every node has a copy of the test set
     assert run.summary["accuracy"] > 0.8
     assert run.state.evaluation.client_accuracies == pytest.approx([run.summary["accuracy"]] * 4)
+    found = StoredRun.read(tmp_path / "run").predict(dataset.test.images)  # the saved model normalises likewise
+    assert (found.classes == dataset.test.labels).mean() == run.summary["accuracy"]
     # All nodes normalise with the mean and standard deviation of all samples.
     spec = json.loads(str(grid.last["train"].content.config_records["fedsat"]["run"]))
     assert spec["mean"] == pytest.approx(dataset.mean)

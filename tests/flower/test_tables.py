@@ -11,6 +11,7 @@ import fedsat
 from fedsat.data import Dataset
 from fedsat.errors import FedsatError, UsageError
 from fedsat.experiment.folder import SCHEMA
+from fedsat.experiment.saved import read_info
 from tests.support.patients import write_patients
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedsat[flower]'")
@@ -45,8 +46,10 @@ def test_each_node_has_a_file_of_its_own(tmp_path: Path) -> None:
     files = [write_patients(tmp_path / f"{name}.csv", (name,)) for name in HOSPITALS]
     grid = FaultyNodes(*({"folder": str(file)} for file in files))
     config = fedsat.configure(**RUN, dataset="nowhere.csv")
-    run = federate(grid, config, Terms(**WAIT, test="nodes", schema=str(tmp_path / "schema.json")))
-    assert run.setup.schema == whole.schema
+    terms = Terms(**WAIT, test="nodes", schema=str(tmp_path / "schema.json"))
+    run = federate(grid, config, terms, out=tmp_path / "run")
+    assert read_info(tmp_path / "run" / "model.safetensors").inputs.schema == whole.schema
+    assert run.setup.inputs.schema == whole.schema
     assert run.state.evaluation is not None
     assert run.state.evaluation.confusion.sum() == 3 * 6  # a fifth of 30 rows on each node
     with pytest.raises(UsageError, match="cannot read the schema"):

@@ -6,6 +6,7 @@ from fedsat.data.datasets import Dataset, Split
 from fedsat.data.download import Reporter
 from fedsat.data.federation import Federation, Range, Summary
 from fedsat.data.hsu import Hsu
+from fedsat.data.inputs import Inputs
 from fedsat.data.label_skew import LabelQuantitySkewMissingClasses, LabelSkew, LabelSkewMissingClasses
 from fedsat.data.loading import load
 from fedsat.data.objects import as_dataset
@@ -26,6 +27,7 @@ __all__ = [
     "FromFile",
     "Hsu",
     "Iid",
+    "Inputs",
     "LabelQuantitySkewMissingClasses",
     "LabelSkew",
     "LabelSkewMissingClasses",

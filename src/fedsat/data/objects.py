@@ -7,6 +7,7 @@ from typing import Any
 
 from fedsat.data import hub
 from fedsat.data.datasets import Dataset
+from fedsat.data.inputs import is_frame
 from fedsat.data.schema import Columns
 from fedsat.errors import DataError, UsageError
 
@@ -43,11 +44,6 @@ def as_dataset(
         given = next(key for key, value in vars(columns).items() if value)
         raise UsageError(f"{given} is a setting for tables; the dataset is a {type(train).__name__}")
     return Dataset.from_torch(train, test=test, image_size=image_size, name=name or called(train), seed=seed)
-
-
-def is_frame(source: Any) -> bool:
-    """Whether an object is a pandas data frame."""
-    return hasattr(source, "iloc") and hasattr(source, "columns")
 
 
 def called(source: Any) -> str:

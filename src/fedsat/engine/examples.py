@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -18,12 +20,7 @@ class Examples:
     def __init__(self, split: Split, dataset: Dataset, device: torch.device, dtype: torch.dtype) -> None:
         self.images = torch.from_numpy(split.images).to(device)
         self.labels = torch.from_numpy(split.labels).to(device)
-        scale = 255.0 if self.images.dtype == torch.uint8 else 1.0
-        axes = [1] * (self.images.dim() - 2)
-        mean = torch.as_tensor(dataset.mean, dtype=dtype, device=device).view(-1, *axes)
-        deviation = torch.as_tensor(dataset.std, dtype=dtype, device=device).view(-1, *axes)
-        self._factor = 1 / (scale * deviation)
-        self._shift = -mean / deviation
+        self._factor, self._shift = scaling(dataset.mean, dataset.std, self.images, dtype)
         self._dtype = dtype
 
     def __len__(self) -> int:
@@ -35,6 +32,15 @@ class Examples:
         if crops is not None:
             images = crop_and_flip(images, crops)
         return images.to(self._dtype).mul_(self._factor).add_(self._shift)
+
+
+def scaling(mean: Sequence[float], std: Sequence[float], samples: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return the factor and the shift that normalise samples [n, …]; uint8 is scaled to [0, 1] first."""
+    scale = 255.0 if samples.dtype == torch.uint8 else 1.0
+    axes = [1] * (samples.dim() - 2)
+    centre = torch.as_tensor(mean, dtype=dtype, device=samples.device).view(-1, *axes)
+    deviation = torch.as_tensor(std, dtype=dtype, device=samples.device).view(-1, *axes)
+    return 1 / (scale * deviation), -centre / deviation
 
 
 def crop_and_flip(images: Tensor, crops: Tensor) -> Tensor:

@@ -21,10 +21,13 @@ import numpy as np
 from fedsat.algorithms import Model
 from fedsat.data import Schema
 from fedsat.errors import FedsatError, UsageError
+from fedsat.experiment.tensors import write_tensors
 from fedsat.metrics import Evaluation, RoundRecord
 
 RECORDS, SUMMARY, CONFIG, SCHEMA = "metrics.jsonl", "summary.json", "config.toml", "schema.json"
 LAST_MODEL, BEST_MODEL, AVERAGED_MODEL = "model.safetensors", "best.safetensors", "averaged.safetensors"
+MODELS = {"last": LAST_MODEL, "best": BEST_MODEL, "averaged": AVERAGED_MODEL}
+"""The files of a run's models."""
 COUNTS = "counts.npz"
 ON_NODES = "nodes.txt"
 NODES_TEXT = "This is a run on real nodes. Each client's data and state are on its node, not here.\n"
@@ -94,13 +97,10 @@ class RunFolder:
             if settle:
                 os.fsync(file.fileno())
 
-    def save_model(self, model: Model, name: str) -> None:
-        """Write a model's parameters and buffers under their names in the network."""
-        from safetensors.torch import save  # noqa: PLC0415 (not needed to train)
-
-        tensors = {key: tensor.contiguous().cpu() for key, tensor in {**model.params, **model.buffers}.items()}
-        with speaking_of(self.path):
-            write_whole(self.path / name, save(tensors))
+    def save_model(self, model: Model, name: str, metadata: Mapping[str, str]) -> None:
+        """Write a model's parameters and buffers under their names in the network, and what else its use needs."""
+        with speaking_of(self.path), whole(self.path / name) as file:
+            write_tensors(file, {**model.params, **model.buffers}, metadata)
 
     def save_counts(self, evaluation: Evaluation) -> None:
         """Write the counts of the final model's evaluation, from which all measures can be computed again."""
@@ -111,9 +111,8 @@ class RunFolder:
         with speaking_of(self.path), whole(self.path / COUNTS) as file:
             np.savez_compressed(file, allow_pickle=False, **counts)
 
-    def finish(self, summary: Mapping[str, Any], model: Model) -> None:
-        """Write the summary and the last model."""
-        self.save_model(model, LAST_MODEL)
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Write the summary, the last file of a run."""
         with speaking_of(self.path):
             write_whole(self.path / SUMMARY, json.dumps(summary, indent=2).encode())
 

@@ -180,7 +180,7 @@ def _set_back(run: Run) -> None:
         (path / SUMMARY).unlink(missing_ok=True)
     run.folder.settle()
     if run.state.best is not None:
-        run.folder.save_model(run.state.best, BEST_MODEL)
+        run.save_model("best", run.state.best)
     else:
         (path / BEST_MODEL).unlink(missing_ok=True)
     run.checkpoints.keep([rounds for rounds in run.checkpoints.rounds() if rounds <= run.training.rounds])

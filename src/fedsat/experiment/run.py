@@ -18,10 +18,12 @@ from fedsat.experiment.callbacks import Callback, Callbacks, RoundFunction, as_c
 from fedsat.experiment.checkpoint import KEPT, Checkpoint, Checkpoints, RunState
 from fedsat.experiment.config import Config
 from fedsat.experiment.environment import environment
-from fedsat.experiment.folder import AVERAGED_MODEL, BEST_MODEL, RunFolder
+from fedsat.experiment.folder import MODELS, RunFolder
 from fedsat.experiment.interrupt import STOPPED, signals_raise
+from fedsat.experiment.saved import ModelInfo, ModelName
 from fedsat.experiment.setup import Setup
 from fedsat.experiment.stopping import best_record
+from fedsat.experiment.store import identity
 from fedsat.experiment.summary import final_measures, mean_over, round_record, summarise
 from fedsat.metrics import COMPARED, Detail, Evaluation, RoundRecord, detail_of, known, measure, single
 from fedsat.rounds import FederationState, Sampling, attacks, run_round, start, timed
@@ -158,9 +160,28 @@ class Run:
         if self.folder is not None:
             self.folder.record(self.records)
             if better and self.state.best is not None:
-                self.folder.save_model(self.state.best, BEST_MODEL)
+                self.save_model("best", self.state.best)
         if self.checkpoints is not None and self.checkpoints.due(self.training):
             self.save_checkpoint()
+
+    def save_model(self, name: ModelName, model: Model) -> None:
+        """Write one of the run's models, with all that its use needs besides the weights."""
+        assert self.folder is not None
+        config, rounds = self.setup.config, self.training.rounds
+        if (name == "best" or self.restored) and (best := best_record(self.records, self.setup.watched)) is not None:
+            rounds = best.round
+        info = ModelInfo(
+            name,
+            rounds,
+            config.method,
+            config.model,
+            self.setup.inputs,
+            tuple(self.setup.engine.class_names),
+            average=config.average if name == "averaged" else 0.0,
+            run=identity(config.table()),
+            data=self.setup.fingerprint,
+        )
+        self.folder.save_model(model, MODELS[name], info.texts())
 
     def save_checkpoint(self) -> None:
         """Write a checkpoint, if the run has a folder and checkpoints are wanted."""
@@ -208,14 +229,15 @@ class Run:
         if status == "interrupted" or (status == "completed" and for_more and self._affords_a_last_checkpoint()):
             self.save_checkpoint()
         if self.state.best is not None:
-            self.folder.save_model(self.state.best, BEST_MODEL)
+            self.save_model("best", self.state.best)
         if self.state.averaged is not None:
-            self.folder.save_model(self.state.averaged, AVERAGED_MODEL)
+            self.save_model("averaged", self.state.averaged)
         summary = self._final_summary(status, error)
         if (final := self._final_evaluation()) is not None:
             self.folder.save_counts(final)
             summary["final"] = final_measures(final, self.setup.metrics, self.setup.config.seed)
-        self.folder.finish(summary, self.model)
+        self.save_model("last", self.model)
+        self.folder.finish(summary)
         if self.checkpoints is not None:
             self.checkpoints.end(keep=KEPT if status != "completed" else 1 if for_more else 0)
 
@@ -255,7 +277,7 @@ def prepare(config: Config, out: Path | None = None) -> Run:
     state = RunState(start(setup.engine))
     if out is None:
         return Run(setup, state)
-    folder = RunFolder.create(out, config.to_toml(), setup.schema)
+    folder = RunFolder.create(out, config.to_toml(), setup.inputs.schema)
     return Run(setup, state, folder, Checkpoints.of(out, config.checkpoint_every))
 
 

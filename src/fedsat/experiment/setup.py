@@ -30,12 +30,12 @@ class Setup:
     """All clients' data, before any attack changes them; None on real nodes, which keep their data."""
     engine: Engine
     device: torch.device
+    inputs: data.Inputs
+    """The shape of samples, how they are normalised, and the columns of a table."""
     notes: list[str]
     faults: Faults
     metrics: tuple[Metric, ...] = ()
     """The metrics that the run records in addition to those of every run."""
-    schema: data.Schema | None = None
-    """The columns of a table and how rows become inputs; None for other data."""
     test_on_nodes: bool = False
     """Whether real nodes test the model on samples that they hold out."""
 
@@ -101,4 +101,4 @@ class Setup:
         engine.class_mixes = federation.class_mixes
         notes = [text for text in (dataset.note, note) if text]
         faults = Faults(config.dropout, config.max_norm, config.attack, attackers)
-        return Setup(config, federation, engine, device, notes, faults, metrics, dataset.schema)
+        return Setup(config, federation, engine, device, data.Inputs.of(dataset), notes, faults, metrics)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -22,15 +21,15 @@ from fedsat.experiment.config import Config, complete, read
 from fedsat.experiment.folder import (
     CONFIG,
     COUNTS,
-    LAST_MODEL,
     RECORDS,
     SUMMARY,
     free_folder,
     read_records,
     read_summary,
 )
+from fedsat.experiment.predictor import Prediction, Predictor
+from fedsat.experiment.saved import model_path, read_weights
 from fedsat.experiment.summary import summarise
-from fedsat.experiment.tensors import read_tensors
 from fedsat.metrics import CHOICES, METRICS, Metric, RoundRecord
 
 ONLY_HOW = ("engine", "device", "checkpoint_every")
@@ -97,13 +96,17 @@ class StoredRun:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UsageError(f"{self.folder / RECORDS} is damaged: a round is incomplete") from error
 
-    def model(self, name: str = LAST_MODEL) -> dict[str, Tensor]:
-        """Return a saved model's parameters and buffers by name: `model`, `best` or `averaged`, with .safetensors."""
-        path = self.folder / name
-        if not path.is_file():
-            saved = ", ".join(sorted(file.name for file in self.folder.glob("*.safetensors"))) or "no model"
-            raise UsageError(f"{self.folder} has no {name}; it has {saved}")
-        return read_tensors(path, torch.device("cpu"))
+    def model(self, name: str = "last") -> dict[str, Tensor]:
+        """Return the parameters and buffers of the model `last`, `best` or `averaged`."""
+        return read_weights(model_path(self.folder, name))
+
+    def predictor(self, model: str = "last") -> Predictor:
+        """Return the model `last`, `best` or `averaged`, ready to predict."""
+        return Predictor(model_path(self.folder, model))
+
+    def predict(self, x: Any, *, model: str = "last") -> Prediction:
+        """Predict the classes of new samples; see `Predictor.predict`."""
+        return self.predictor(model).predict(x)
 
     @property
     def method(self) -> str:

@@ -23,6 +23,9 @@ KINDS = {
 }  # fmt: skip
 """Names of dtypes in the format."""
 
+METADATA = "__metadata__"
+"""The place of texts in a file's header."""
+
 
 def flatten(nested: Mapping[str, Any], path: str = "") -> tuple[dict[str, Tensor], list[str]]:
     """Return tensors by path, such as `clients/12/direction/0.weight`, and the paths of empty dictionaries."""
@@ -53,15 +56,16 @@ def nest(flat: Mapping[str, Tensor], empty: Iterable[str]) -> Nested:
     return dict(nested)
 
 
-def write_tensors(file: BinaryIO, tensors: Mapping[str, Tensor]) -> str:
+def write_tensors(file: BinaryIO, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> str:
     """Write a safetensors file and return its sha256.
 
     The library's own writer needs a second copy of everything in memory, and refuses tensors that share memory.
     """
-    header, end = {}, 0
+    header: dict[str, Any] = {METADATA: dict(metadata)} if metadata else {}
+    end = 0
     for name, tensor in tensors.items():
         if tensor.dtype not in KINDS:
-            raise FedsatError(f"a checkpoint cannot hold {name}: its dtype is {tensor.dtype}")
+            raise FedsatError(f"a file of tensors cannot hold {name}: its dtype is {tensor.dtype}")
         begin, end = end, end + tensor.numel() * tensor.element_size()
         header[name] = {"dtype": KINDS[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
@@ -84,10 +88,20 @@ def read_tensors(path: Path, device: torch.device) -> dict[str, Tensor]:
     """
     from safetensors import SafetensorError, safe_open  # noqa: PLC0415 (not needed to train)
 
-    with path.open("rb") as file:
-        names = list(json.loads(file.read(int.from_bytes(file.read(8), "little"))))
+    names = [name for name in _header(path) if name != METADATA]
     try:
         with safe_open(path, framework="pt") as stored:
             return {name: stored.get_tensor(name).to(device, copy=True) for name in names}
     except SafetensorError as error:
         raise ValueError(f"{path} is not a safetensors file: {error}") from error
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """Return the texts in a file's header."""
+    return dict(_header(path).get(METADATA, {}))
+
+
+def _header(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        header: dict[str, Any] = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    return header

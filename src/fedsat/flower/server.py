@@ -82,7 +82,7 @@ def _value(value: Any) -> Any:
 def prepare(transport: Transport, config: Config, terms: Terms, out: Path | None = None) -> Run:
     """Wait for the nodes, and return the run before its first round."""
     setup = assemble(transport, config, terms)
-    folder = RunFolder.create(out, config.to_toml(), setup.schema, on_nodes=True) if out is not None else None
+    folder = RunFolder.create(out, config.to_toml(), setup.inputs.schema, on_nodes=True) if out is not None else None
     return Run(setup, RunState(start(setup.engine)), folder)  # no checkpoints: clients' states are on the nodes
 
 
@@ -126,6 +126,7 @@ def assemble(transport: Transport, config: Config, terms: Terms) -> Setup:
         examples = Examples(dataset.test, dataset, device, dtype)
         batch = evaluation_batch(module, dataset.input_shape, device)
         test = Counter(network, examples, dataset.classes, batch)
+    pixels = None if dataset is None else data.Inputs.of(dataset).pixels
     notes = [dataset.note] if dataset is not None and dataset.note else []
     notes += [
         f"client {client} has {info.samples:,} samples and counts with {most:,}, as max_weight is {terms.max_weight:g}"
@@ -137,10 +138,10 @@ def assemble(transport: Transport, config: Config, terms: Terms) -> Setup:
         None,
         RemoteEngine(run, config, terms, members, model, test),
         device,
+        data.Inputs(members.shape, run.mean, run.std, pixels, schema),
         notes,
         Faults(max_norm=config.max_norm),
         find_metrics(config.metrics),
-        schema,
     )
 
 
