@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import exp, log
 from pathlib import Path
 
@@ -125,3 +126,15 @@ def test_picture_that_cannot_be_written(tmp_path: Path, small: Federation) -> No
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(UsageError, match="cannot write the plot"):
         draw(small, tmp_path / "file" / "picture.png")
+
+
+def test_rare_classes_are_not_reported() -> None:
+    """Client 0 has classes 0 0 0 1 1 2, client 1 has 0 2 2 2."""
+    labels = np.array([0, 0, 0, 1, 1, 2, 0, 2, 2, 2])
+    whole = Federation(dataset(labels, 3), np.arange(10), np.array([0, 6, 10]))
+    assert whole.reported_indices(0).tolist() == whole.worker_indices(0).tolist() == [0, 1, 2, 3, 4, 5]
+    federation = replace(whole, report_at_least=3)
+    assert federation.reported_indices(0).tolist() == [0, 1, 2]
+    assert federation.reported_indices(1).tolist() == [7, 8, 9]
+    assert federation.class_mixes.tolist() == [[3, 2, 1], [1, 0, 3]]
+    assert federation.reported_mixes.tolist() == [[3, 0, 0], [0, 0, 3]]

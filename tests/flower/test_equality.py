@@ -24,7 +24,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedsat
 
 from fedsat.flower.server import prepare
 from fedsat.flower.terms import Terms
-from tests.support.faulty_nodes import FaultyNodes
+from tests.support.faulty_nodes import LENIENT, FaultyNodes
 
 CLIENTS = 5
 
@@ -111,6 +111,29 @@ def test_validation_samples(worker_counts: Any, clouds: Path) -> None:
     table = settings(clouds, algorithm="fedsat", validation=0.3)
     terms = Terms(timeout=60, wait=60, worker_counts=worker_counts)
     assert_same(federate(FaultyNodes(*nodes(clouds)), fedsat.configure(**table), terms), fedsat.run(**table))
+
+
+@pytest.mark.parametrize("worker_counts", ["each", "sums"])
+def test_rare_classes(worker_counts: Any, clouds: Path) -> None:
+    """Nodes report nothing of classes with fewer than 8 samples."""
+    skewed = {"name": "ls", "beta": 0.3}
+    table = settings(clouds, algorithm="fedsat", partition=skewed)
+    alone = fedsat.run(**table, report_at_least=8)
+    federation = alone.setup.federation
+    assert federation is not None
+    assert bool(((federation.class_mixes > 0) & (federation.reported_mixes == 0)).any())
+    terms = Terms(timeout=60, wait=60, worker_counts=worker_counts)
+    assert_same(federate(FaultyNodes(*nodes(clouds)), fedsat.configure(**table, report_at_least=8), terms), alone)
+
+
+def test_a_node_decides_which_classes_are_rare(clouds: Path, tmp_path: Path) -> None:
+    own = tmp_path / "agreement.toml"
+    own.write_text(LENIENT.read_text() + "report_at_least = 8\n")
+    skewed = {"name": "ls", "beta": 0.3}
+    table = settings(clouds, algorithm="fedsat", partition=skewed, client_accuracy="test-split")
+    alone = fedsat.run(**table, report_at_least=8)
+    strict = ({**node, "agreement": str(own)} for node in nodes(clouds))
+    assert_same(federate(FaultyNodes(*strict), fedsat.configure(**table)), alone)
 
 
 def test_workers_without_validation_samples(clouds: Path) -> None:

@@ -46,7 +46,7 @@ STATE = {"direction": {"w": torch.ones(2, 3)}}
 COUNTS = torch.tensor([[3, 1], [2, 1], [2, 2]])
 MESSAGES: list[Message] = [
     Hello(RUN),
-    NodeInfo(3, (1, 28, 28), 5, "ab" * 32, {"mean": torch.zeros(1)}, {}, 2, 1),
+    NodeInfo(3, (1, 28, 28), 5, "ab" * 32, {"mean": torch.zeros(1)}, {}, 2, 1, 4),
     NodeInfo(-1, (6,), 5, "ab" * 32, {}, {"class_counts": torch.tensor([5, 0])}),
     Train(RUN, 2, 5, 3, MODEL, STATE, True),
     Trained(MODEL, STATE, 10, 20, 3.5, False, {"counts": COUNTS[:2], "labels": COUNTS[2]}),
@@ -218,7 +218,7 @@ def test_a_node_loads_the_samples_of_its_client(settings: dict[str, Any]) -> Non
     config = fedsat.configure(clients=5, per_round=2, **settings)
     whole = fedsat.data.Federation.build(config.load_dataset(), config.partition, 5, config.seed)
     share = load_share(run, config, {"partition-id": 3})
-    federation = federation_of(share, 3, config)
+    federation = federation_of(share, 3, config, {})
     assert federation.sizes.tolist() == [0, 0, 0, whole.sizes[3], 0]
     assert federation.class_counts[3].tolist() == whole.class_counts[3].tolist()
     assert np.array_equal(share.train.images, whole.dataset.train.images[whole.indices(3)])

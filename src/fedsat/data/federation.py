@@ -68,6 +68,8 @@ class Federation:
     offsets: Indices
     validation: tuple[Indices, ...] = ()
     """Each client's samples for its evaluations as a worker; it does not train on them. Empty without validation."""
+    report_at_least: int = 1
+    """Clients report nothing of a class of which they have fewer samples."""
 
     @classmethod
     def build(cls, dataset: Dataset, partition: Spec | Partition, clients: int, seed: int) -> Federation:
@@ -118,6 +120,11 @@ class Federation:
         sizes = np.array([len(own) for own in self.validation])
         return self.class_counts + self._count(np.concatenate(self.validation), sizes)
 
+    @property
+    def reported_mixes(self) -> Indices:
+        """`class_mixes` as clients report them: without the classes of which they have few samples."""
+        return np.where(self.class_mixes < self.report_at_least, 0, self.class_mixes)
+
     def _count(self, samples: Indices, sizes: Indices) -> Indices:
         """Count samples by client and class; the first `sizes[0]` samples are those of client 0, and so on."""
         owner = np.repeat(np.arange(self.clients), sizes)
@@ -145,6 +152,11 @@ class Federation:
         """Return the samples on which a client evaluates models as a worker: those for validation, if there are any."""
         return self.validation[client] if self.validation else self.indices(client)
 
+    def reported_indices(self, client: int) -> Indices:
+        """Return the samples of a worker about which it reports: `worker_indices` without its rare classes."""
+        held = self.worker_indices(client)
+        return held[reportable(self.dataset.train.labels[held], self.report_at_least)]
+
     def summary(self) -> Summary:
         """Return sizes, classes per client, and imbalance."""
         counts = self.class_counts
@@ -164,6 +176,11 @@ class Federation:
             class_size=Range.of(counts.sum(axis=0)),
             holders=Range.of((counts > 0).sum(axis=0)),
         )
+
+
+def reportable(labels: Indices, at_least: int) -> NDArray[np.bool_]:
+    """Return which of these samples belong to a class with at least so many of them."""
+    return np.asarray(np.bincount(labels, minlength=1)[labels] >= at_least)
 
 
 def _natural_owners(dataset: Dataset, clients: int) -> Indices:

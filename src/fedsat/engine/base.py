@@ -65,7 +65,7 @@ class BaseEngine:
         self.device = device
         self.protection = Protection(training.privacy, seeded(training.seed))
         """On real nodes, with secure noise."""
-        self.class_mixes = federation.class_mixes
+        self.class_mixes = federation.reported_mixes
         """Class counts for the accuracies of the clients; a label attack does not change them."""
         self.mean_samples = len(federation.order) / federation.clients
         """n/N; a node, which knows only its own samples, gets it from the server."""
@@ -131,7 +131,7 @@ class BaseEngine:
     def held_by_workers(self, nodes: Indices) -> list[Indices]:
         """Return the samples on which each of these nodes evaluates models as a worker."""
         privacy, seed = self.protection.privacy, self.training.seed
-        return [privacy.judged(self.federation.worker_indices(node), seed, node) for node in nodes.tolist()]
+        return [privacy.judged(self.federation.reported_indices(node), seed, node) for node in nodes.tolist()]
 
     def count_by_node(self, model: Model, held: Sequence[Indices]) -> Tensor:
         """Return confusion matrices of one model (client axis of length one) on each node's samples, [nodes, m, m]."""

@@ -79,6 +79,9 @@ class Config:
             "share of every client's samples that it evaluates on as a worker and never trains on", at_least=0, below=1
         ),
     ] = 0.0
+    report_at_least: Annotated[
+        int, Option("samples of a class below which a client reports nothing of the class", at_least=1)
+    ] = 1
     rounds: Annotated[int, Option("number of rounds", at_least=1)] = 60
     epochs: Annotated[int, Option("E, local epochs", at_least=1)] = 5
     steps: Annotated[
@@ -183,6 +186,11 @@ class Config:
         refuse_privacy(self.privacy, self.algorithm, self.method)
         if self.budget and not self.privacy.active:
             raise UsageError("budget is set, but privacy is 'none'; use --privacy local or --privacy central")
+        if self.report_at_least > 1 and self.privacy.noisy_reports:
+            raise UsageError(
+                f"report_at_least is {self.report_at_least}, but privacy is {privacies.name_of(self.privacy)!r}, whose "
+                "noise hides rare classes already; remove report_at_least"
+            )
         Budget.of(self.budget)
 
     def _check_training(self) -> None:

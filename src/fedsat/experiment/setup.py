@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -90,7 +90,9 @@ class Setup:
         if config.augment != "none" and len(dataset.input_shape) != 3:
             raise UsageError(f"augment is {config.augment!r}, which needs images; {dataset.name} has none")
         whole = data.Federation.build(dataset, config.partition, config.clients, config.seed)
-        federation = whole.with_validation(config.validation, config.seed)
+        federation = replace(
+            whole.with_validation(config.validation, config.seed), report_at_least=config.report_at_least
+        )
         module = build_model(config.model, dataset.input_shape, dataset.classes, config.seed)
         attackers = draw_attackers(config.seed, config.clients, config.attackers)
         attacked = config.attack.poison(federation, attackers)
@@ -98,7 +100,7 @@ class Setup:
             config.engine, module, attacked, config.algorithm, config.local_training, device, config.precision
         )
         refuse_buffers(config.privacy, engine.initial_model)
-        engine.class_mixes = federation.class_mixes
+        engine.class_mixes = federation.reported_mixes
         notes = [text for text in (dataset.note, note) if text]
         faults = Faults(config.dropout, config.max_norm, config.attack, attackers)
         return Setup(config, federation, engine, device, data.Inputs.of(dataset), notes, faults, metrics)

@@ -83,6 +83,9 @@ class Agreement:
     max_seconds: Annotated[float, Option("longest time that a request may take", above=0)] = 3600.0
     min_samples: Annotated[int, Option("fewest samples with which this node trains", at_least=1)] = 16
     min_class_samples: Annotated[int, Option("fewest samples of every class that this node has at all", at_least=1)] = 1
+    report_at_least: Annotated[
+        int, Option("samples of a class below which this node reports nothing of the class", at_least=1)
+    ] = 1
     histograms: Annotated[
         bool, Option("whether the node may report counts by class that are not masked by those of others")
     ] = True

@@ -42,6 +42,9 @@ def check_info(info: NodeInfo, run: RunSpec, clients: int) -> None:
         raise RefusedError(f"validation: it sets {info.validation} samples aside, but the run has no validation")
     if bool(info.tested) != run.held_out:
         raise RefusedError(f"tested: it holds out {info.tested} samples")
+    held = info.validation if run.settings["validation"] else info.samples
+    if not 0 <= info.judged <= held:
+        raise RefusedError(f"judged: it reports about {info.judged} of {held} samples")
     if not masks.usable(info.key):
         raise RefusedError("key: it is not a public key with which secrets can be agreed")
     if run.held_out:
@@ -52,7 +55,7 @@ def check_info(info: NodeInfo, run: RunSpec, clients: int) -> None:
 
 def check_same(info: NodeInfo, first: NodeInfo) -> None:
     """Refuse a client that has other samples than at its first greeting."""
-    for name in ("samples", "validation", "tested"):
+    for name in ("samples", "validation", "tested", "judged"):
         now, before = getattr(info, name), getattr(first, name)
         if now != before:
             raise RefusedError(f"{name}: {now}, but {before} at the client's first greeting")
@@ -159,11 +162,11 @@ def check_moments(moments: Tree, channels: int) -> None:
 
 
 def check_class_counts(class_counts: Tree, classes: int, samples: int) -> None:
-    """Refuse class counts that `samples` samples cannot have."""
+    """Refuse class counts that at most `samples` samples cannot have; a node may leave out rare classes."""
     check_tree("class counts", class_counts, {"class_counts": torch.zeros(classes, dtype=torch.int64)})
     counts = class_counts["class_counts"]
-    if bool(((counts < 0) | (counts > MOST)).any()) or int(counts.sum()) != samples:
-        raise RefusedError(f"class counts: a value is negative, or they are not those of {samples} samples")
+    if bool(((counts < 0) | (counts > MOST)).any()) or int(counts.sum()) > samples:
+        raise RefusedError(f"class counts: a value is negative, or they are those of more than {samples} samples")
 
 
 def _names(state: State) -> str:

@@ -106,7 +106,7 @@ def hello(content: RecordDict, context: Context) -> NodeInfo:
     request, memory, node = Hello.unpack(content), Memory(context.state), context.node_config
     config = Config.of(request.run.settings)
     share = load_share(request.run, config, node)
-    federation = federation_of(share, 0, config)  # the numbers of samples are the same for any client
+    federation = federation_of(share, 0, config, node)  # the numbers of samples are the same for any client
     agreement = Agreement.of_node(node)
     agreement.check_samples(federation.class_mixes[0])
     if request.run.held_out:
@@ -117,7 +117,7 @@ def hello(content: RecordDict, context: Context) -> NodeInfo:
         mean, variance = map(torch.from_numpy, mean_and_variance(share.train.images))
         moments = {"mean": mean, "variance": variance}
     if config.client_accuracy == "test-split":
-        class_counts = {"class_counts": torch.from_numpy(federation.class_mixes[0])}
+        class_counts = {"class_counts": torch.from_numpy(federation.reported_mixes[0])}
     return NodeInfo(
         number_of(node),
         share.input_shape,
@@ -127,6 +127,7 @@ def hello(content: RecordDict, context: Context) -> NodeInfo:
         class_counts,
         validation=len(federation.validation[0]) if federation.validation else 0,
         tested=len(share.test) if request.run.held_out else 0,
+        judged=len(federation.reported_indices(0)),
     )
 
 
@@ -145,7 +146,7 @@ def train(content: RecordDict, context: Context) -> Trained:
     memory.store(request.round, trained.states[0])
     updates, counts = trained.updates, {}
     if request.count:
-        counted = _counts(engine, updates.model, engine.federation.worker_indices(request.client))
+        counted = _counts(engine, updates.model, engine.federation.reported_indices(request.client))
         counts = {"counts": counted[:2]} | ({"labels": counted[2]} if request.labels else {})
     return Trained(
         model=Model(_only(updates.model.params), _only(updates.model.buffers)),
@@ -162,7 +163,7 @@ def evaluate_worker(content: RecordDict, context: Context) -> WorkerCounts:
     """Evaluate other clients' models as their worker."""
     request, memory = EvaluateWorker.unpack(content), Memory(context.state)
     engine = _engine(request.run, context.node_config, request.worker)
-    held = engine.federation.worker_indices(request.worker)
+    held = engine.federation.reported_indices(request.worker)
     if request.labels or not all(request.peers.get(name) for name in request.models):
         Agreement.of_node(context.node_config).check_histogram("evaluate_worker")
     counted = {
@@ -181,7 +182,7 @@ def evaluate(content: RecordDict, context: Context) -> Evaluated:
     engine = _engine(request.run, context.node_config, request.client)
     models = [_received(engine, model) for model in request.models]
     if request.how == "expected":
-        mix = engine.federation.class_mixes[[request.client]]
+        mix = engine.class_mixes[[request.client]]
         right = [expected_accuracy(recall, mix)[0] for recall in request.recalls["recalls"].numpy()]
         results = {"accuracy": torch.tensor(right, dtype=torch.float64)}
     elif request.how == "local":
@@ -220,7 +221,7 @@ def _cached_engine(run_text: str, node_items: tuple[tuple[str, object], ...], cl
     if not 0 <= client < config.clients or number_of(node) not in (-1, client):
         raise MessageError(f"this node is not client {client}")
     share = load_share(run, config, node)
-    federation = federation_of(share, client, config)
+    federation = federation_of(share, client, config, node)
     agreement.check_samples(federation.class_mixes[client])
     agreement.check_parameters(count_parameters(config.model, share.input_shape, share.classes))
     module = build_model(config.model, share.input_shape, share.classes, config.seed)

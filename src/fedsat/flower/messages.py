@@ -142,13 +142,16 @@ class NodeInfo(Message):
     """The number of samples that it sets aside for its evaluations as a worker."""
     tested: int = 0
     """If samples are held out: their number."""
+    judged: int = 0
+    """The number of samples about which it reports as a worker."""
 
     name: ClassVar[str] = "node_info"
 
     def envelope(self) -> Envelope:
         """Return the content of the message."""
         values = {"number": self.number, "shape": list(self.shape), "key": self.key}
-        numbers = {"samples": self.samples, "validation": self.validation, "tested": self.tested}
+        numbers = {"samples": self.samples, "validation": self.validation}
+        numbers |= {"tested": self.tested, "judged": self.judged}
         return Envelope(values, numbers, {"moments": self.moments, "class_counts": self.class_counts})
 
     @classmethod
@@ -163,6 +166,7 @@ class NodeInfo(Message):
             envelope.tree("class_counts"),
             envelope.whole("validation"),
             envelope.whole("tested"),
+            envelope.whole("judged"),
         )
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from fedsat import data
+from fedsat.data.federation import reportable
 from fedsat.data.folders import load_folder
 from fedsat.data.schema import Schema
 from fedsat.data.splits import hold_out
@@ -39,7 +40,17 @@ def number_of(node: NodeConfig) -> int:
 
 
 def load_share(run: RunSpec, config: Config, node: NodeConfig) -> data.Dataset:
-    """Load the node's samples, normalised as in the run."""
+    """Load the node's samples, normalised as in the run. Rare classes are not among those that it holds out."""
+    share = _load(run, config, node)
+    if run.held_out:
+        shown = reportable(share.test.labels, _report_at_least(config, node))
+        if not shown.any():
+            raise DataError("every class among the samples that the node holds out is too rare to be reported")
+        share = replace(share, test=data.Split(share.test.images[shown], share.test.labels[shown]))
+    return share
+
+
+def _load(run: RunSpec, config: Config, node: NodeConfig) -> data.Dataset:
     schema = Schema.from_json(run.schema) if run.schema else None
     if "folder" in node:
         if config.imbalance > 1 or config.holdout:
@@ -55,12 +66,21 @@ def load_share(run: RunSpec, config: Config, node: NodeConfig) -> data.Dataset:
     return share
 
 
-def federation_of(share: data.Dataset, client: int, config: Config) -> data.Federation:
+def federation_of(share: data.Dataset, client: int, config: Config, node: NodeConfig) -> data.Federation:
     """Return a federation in which only `client` has samples, so that the engine uses the client's number."""
     samples = len(share.train)
     offsets = np.where(np.arange(config.clients + 1) <= client, 0, samples)
     federation = data.Federation(share, np.arange(samples, dtype=np.int64), offsets.astype(np.int64))
-    return federation.with_validation(config.validation, config.seed)
+    return replace(
+        federation.with_validation(config.validation, config.seed), report_at_least=_report_at_least(config, node)
+    )
+
+
+def _report_at_least(config: Config, node: NodeConfig) -> int:
+    """Return what the run or this node's owner asks for, whichever is more; with noise on reports, all is reported."""
+    if config.privacy.noisy_reports:
+        return 1
+    return max(config.report_at_least, Agreement.of_node(node).report_at_least)
 
 
 def _partition(run: RunSpec, config: Config, node: NodeConfig, schema: Schema | None) -> data.Dataset:

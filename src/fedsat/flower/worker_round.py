@@ -45,12 +45,8 @@ class Workers:
         return len(self.run.class_names)
 
     def samples(self, worker: int) -> int:
-        """Return the number of samples on which a worker evaluates, as at its first greeting.
-
-        With validation, there may be none: the node may be too small for a validation part.
-        """
-        info = self.members.infos[worker]
-        return info.validation if self.run.settings["validation"] else info.samples
+        """Return the number of samples about which a worker reports, as at its first greeting; there may be none."""
+        return self.members.infos[worker].judged
 
     @property
     def most(self) -> int | None:
