@@ -113,6 +113,7 @@ VALUES: dict[str, list[str]] = {
     "--worker-counts": ["each", "sums"],
     "--test": ["server", "nodes"],
     "--sampler": ["grid", "optuna"],
+    "--track": ["tensorboard", "mlflow", "wandb"],
 }
 """The values of options, for shells; where paths are accepted too, shells complete them when no name fits."""
 
@@ -134,7 +135,7 @@ OFFERED: dict[str, tuple[str, ...]] = {
 }
 """Where packages offer further values of an option, or of a command's argument."""
 
-LISTS = ("--methods", "--with", "--without", "--metrics")
+LISTS = ("--methods", "--with", "--without", "--metrics", "--track")
 """Options whose value is a list, separated by commas."""
 
 REPEATED = ("--set", "--grid", "--callback")

@@ -40,7 +40,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     PRIVACY: ("privacy", "dp_clip", "dp_noise", "dp_counts", "dp_samples", "budget"),
     EVALUATION: ("evaluate_every", "client_accuracy", "metrics"),
     MACHINE: ("engine", "device", "precision"),
-    OUTPUT: ("checkpoint_every",),
+    OUTPUT: ("checkpoint_every", "track"),
     OTHER: ("set_",),
 }
 """The sections in order. Commands add their own options to them."""

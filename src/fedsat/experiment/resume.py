@@ -32,7 +32,7 @@ from fedsat.experiment.setup import Setup
 from fedsat.rounds import lr_schedules, start
 from fedsat.tree import Tree
 
-MAY_CHANGE = ("rounds", "minutes", "checkpoint_every")
+MAY_CHANGE = ("rounds", "minutes", "checkpoint_every", "track")
 """Settings that may change when a run is resumed."""
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from fedsat.algorithms import Model
-from fedsat.errors import FedsatError
+from fedsat.errors import FedsatError, UsageError
 from fedsat.experiment.average import running_mean
 from fedsat.experiment.callbacks import Callback, Callbacks, RoundFunction, as_callbacks
 from fedsat.experiment.checkpoint import KEPT, Checkpoint, Checkpoints, RunState
@@ -273,6 +273,8 @@ class Run:
 
 def prepare(config: Config, out: Path | None = None) -> Run:
     """Return a run before its first round. With `out`, it writes its files there."""
+    if out is None and config.track:
+        raise UsageError("track needs a folder for the files, such as out='runs/NAME'")
     setup = Setup.of(config)
     state = RunState(start(setup.engine))
     if out is None:
@@ -288,7 +290,7 @@ def train(run: Run, callbacks: Callbacks = (), *, show: RoundFunction | None = N
     the error is raised again. `show` is called with every record that has been written, for a progress display.
     `for_more` leaves a checkpoint at the end, from which `resume` can continue to more rounds.
     """
-    active = [*as_callbacks(callbacks), *run.setup.stop_rules]
+    active = [*as_callbacks(callbacks), *run.setup.stop_rules, *run.setup.trackers]
     try:
         with signals_raise():
             for callback in active:

@@ -25,6 +25,14 @@ def names_a_part(key: str) -> bool:
     return key.rpartition(".")[2] in LEVELS
 
 
+def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested settings by their full names: `algorithm.gamma`."""
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return flat
+
+
 def override(
     table: Mapping[str, Any], settings: Iterable[tuple[str, Any]], on: Iterable[str] = (), off: Iterable[str] = ()
 ) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from fedsat.experiment.callbacks import Callback
 from fedsat.experiment.config import Config
 from fedsat.experiment.environment import pick_device
 from fedsat.experiment.stopping import EarlyStopping, PrivacyBudget, TimeBudget, watched
+from fedsat.experiment.trackers import Tracker, find_trackers
 from fedsat.metrics import Metric, find_metrics
 from fedsat.models import build_model
 from fedsat.rounds import Engine, Faults
@@ -38,6 +39,8 @@ class Setup:
     """The metrics that the run records in addition to those of every run."""
     test_on_nodes: bool = False
     """Whether real nodes test the model on samples that they hold out."""
+    trackers: tuple[Tracker, ...] = ()
+    """What the run's metrics are sent to."""
 
     def __post_init__(self) -> None:
         watched(self.config.early_stop, self.metrics)
@@ -83,7 +86,11 @@ class Setup:
     @staticmethod
     def of(config: Config) -> Setup:
         """Load the data, split it, build the model and the engine."""
-        device, metrics = pick_device(config.device), find_metrics(config.metrics)
+        device, metrics, trackers = (
+            pick_device(config.device),
+            find_metrics(config.metrics),
+            find_trackers(config.track),
+        )
         if device.type == "cuda" and device.index is not None:
             torch.cuda.set_device(device)  # graphs and Triton kernels go to the current device, wherever tensors are
         dataset = config.load_dataset()
@@ -103,4 +110,5 @@ class Setup:
         engine.class_mixes = federation.reported_mixes
         notes = [text for text in (dataset.note, note) if text]
         faults = Faults(config.dropout, config.max_norm, config.attack, attackers)
-        return Setup(config, federation, engine, device, data.Inputs.of(dataset), notes, faults, metrics)
+        inputs = data.Inputs.of(dataset)
+        return Setup(config, federation, engine, device, inputs, notes, faults, metrics, trackers=trackers)

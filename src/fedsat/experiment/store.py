@@ -32,8 +32,8 @@ from fedsat.experiment.saved import model_path, read_weights
 from fedsat.experiment.summary import summarise
 from fedsat.metrics import CHOICES, METRICS, Metric, RoundRecord
 
-ONLY_HOW = ("engine", "device", "checkpoint_every")
-"""Settings that affect only the time and the last digits."""
+ONLY_HOW = ("engine", "device", "checkpoint_every", "track")
+"""Settings that affect only the time, the last digits, and what is sent to trackers."""
 
 
 def identity(table: Mapping[str, Any], *, without: tuple[str, ...] = ()) -> str:
@@ -48,7 +48,7 @@ def identity(table: Mapping[str, Any], *, without: tuple[str, ...] = ()) -> str:
 
 def _comparable(table: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of a configuration that must be equal for a run to be resumed."""
-    return {key: value for key, value in completed(table).items() if key != "checkpoint_every"}
+    return {key: value for key, value in completed(table).items() if key not in ("checkpoint_every", "track")}
 
 
 def completed(table: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -29,6 +29,7 @@ from fedsat.experiment.folder import RunFolder, free_folder
 from fedsat.experiment.run import Run, train
 from fedsat.experiment.settings import parse_value
 from fedsat.experiment.setup import Setup
+from fedsat.experiment.trackers import find_trackers
 from fedsat.flower.exchange import Exchange
 from fedsat.flower.influence import counted, limit, pooled_moments
 from fedsat.flower.members import Members
@@ -89,6 +90,7 @@ def prepare(transport: Transport, config: Config, terms: Terms, out: Path | None
 def assemble(transport: Transport, config: Config, terms: Terms) -> Setup:
     """Wait for the nodes and build the engine."""
     _check_terms(config, terms)
+    metrics, trackers = find_metrics(config.metrics), find_trackers(config.track)
     dataset, schema, shape = None, None, None
     if terms.test == "server":
         dataset = config.load_dataset()
@@ -141,7 +143,8 @@ def assemble(transport: Transport, config: Config, terms: Terms) -> Setup:
         data.Inputs(members.shape, run.mean, run.std, pixels, schema),
         notes,
         Faults(max_norm=config.max_norm),
-        find_metrics(config.metrics),
+        metrics,
+        trackers=trackers,
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from fedsat.algorithms import algorithms
 from fedsat.experiment.config import PARTS
 from fedsat.experiment.parts import KINDS, switches
+from fedsat.experiment.settings import flatten
 from fedsat.experiment.store import ONLY_HOW, StoredRun, completed
 
 MAX_SETTINGS = 4
@@ -173,11 +174,3 @@ def _short_name(key: str, table: Mapping[str, Any]) -> str:
     endings = (".".join(steps[start:]) for start in range(len(steps) - 1, 0, -1))
     free = (end for end in endings if sum(f".{name}".endswith(f".{end}") for name in names) == 1)
     return next(free, ".".join(steps))
-
-
-def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings by their full names: `algorithm.gamma`."""
-    flat: dict[str, Any] = {}
-    for key, value in table.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
-    return flat
