@@ -1,10 +1,10 @@
 """Create the certificates and keys of a federation with TLS and node authentication:
 
-    python credentials.py FOLDER [--nodes 4] [--host 127.0.0.1 --host my.server.org]
+    python credentials.py FOLDER [--nodes 4] [--host my.server.org]
 
 ca.crt                the certificate authority (give it to all nodes)
-server.crt, .key      the SuperLink's certificate and key (keep them on the server)
-node-0, node-0.pub …  each node's key pair (the private one goes to its node, the public one is registered)
+server.crt, .key      the server's certificate and key (keep them on the server)
+node-0, node-0.pub …  each node's key pair (the private one goes to its node, the public one stays on the server)
 
 The authority's key is not stored, so nobody can create more certificates with it. In production, use certificates from
 your own authority, and let every node create its own key:
@@ -23,11 +23,15 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+HERE = ["127.0.0.1", "localhost"]
+"""The SuperLink is reached under these names by the gate, and by you."""
+
 PRIVATE, PLAIN = serialization.Encoding.PEM, serialization.NoEncryption()
 
 
 def make_credentials(folder: Path, nodes: int, hosts: list[str]) -> None:
-    """Write all files into `folder`."""
+    """Write all files into `folder`. The server is known as `hosts`, and on its own machine as localhost."""
+    hosts = [*hosts, *HERE]
     folder.mkdir(parents=True, exist_ok=True)
     authority, server = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
     authority_name, server_name = _name("fedsat example authority"), _name(hosts[0])
@@ -93,7 +97,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--nodes", type=int, default=4)
-    parser.add_argument("--host", action="append", help="names and addresses of the SuperLink")
+    parser.add_argument("--host", action="append", default=[], help="a name or address of the server")
     given = parser.parse_args()
-    make_credentials(given.folder, given.nodes, given.host or ["127.0.0.1", "localhost"])
+    make_credentials(given.folder, given.nodes, given.host)
     print(f"made in {given.folder}: ca.crt, server.crt, server.key and {given.nodes} node keys")

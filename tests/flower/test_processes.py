@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import runpy
+import shutil
+import signal
+import socket
+import ssl
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from safetensors.torch import load_file
 from torch.testing import assert_close
@@ -21,7 +27,8 @@ from fedsat.cli import main
 from fedsat.cli.federate import start_nodes, submit
 from fedsat.experiment.checkpoint import FOLDER as CHECKPOINTS
 from fedsat.experiment.folder import read_records, read_summary
-from fedsat.flower.processes import MARK, LocalFederation, Tls
+from fedsat.flower.gate import header_of
+from fedsat.flower.processes import MARK, PROJECT, LocalFederation, Tls, free_port
 from fedsat.flower.terms import Terms
 
 NODES = 4
@@ -120,22 +127,123 @@ def test_a_killed_node_comes_back(federation: LocalFederation, clouds: Path, tmp
     assert 2 in metrics[-1].clients
 
 
-def test_unregistered_nodes_are_refused(tmp_path: Path) -> None:
-    make_credentials = runpy.run_path(str(CREDENTIALS))["make_credentials"]
-    for name in ("ours", "theirs"):
-        make_credentials(tmp_path / name, 2, ["127.0.0.1"])
-    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
-    tls = Tls(ours / "ca.crt", ours / "server.crt", ours / "server.key")
-    with LocalFederation(tmp_path, tls, authenticate=True) as federation:
-        federation.register(ours / "node-0.pub")
-        federation.start_node("known", {"partition-id": 0}, key=ours / "node-0")
-        once = ("--max-retries", "1")
-        unknown = federation.start_node("unknown", {"partition-id": 1}, *once, key=ours / "node-1")
-        misled = federation.start_node("misled", {}, *once, key=ours / "node-0", authority=theirs / "ca.crt")
+def credentials(folder: Path) -> tuple[Tls, Path]:
+    """Make the certificates and keys of two nodes, and a folder of known keys that has only the first."""
+    runpy.run_path(str(CREDENTIALS))["make_credentials"](folder, 2, [])
+    known = folder / "known"
+    known.mkdir()
+    shutil.copy(folder / "node-0.pub", known)
+    return Tls.of(folder), known
+
+
+def test_only_nodes_with_a_known_key_connect(tmp_path: Path) -> None:
+    tls, known = credentials(tmp_path / "ours")
+    credentials(tmp_path / "theirs")
+    key, once = tmp_path / "ours" / "node-0", ("--max-retries", "1")
+    with LocalFederation(tmp_path, tls, known) as federation:
+        federation.start_node("known", {"partition-id": 0}, key=key)
+        refused = {
+            "unknown": federation.start_node("unknown", {}, *once, key=tmp_path / "ours" / "node-1"),
+            "without": federation.start_node("without", {}, *once),
+            "misled": federation.start_node("misled", {}, *once, key=key, authority=tmp_path / "theirs" / "ca.crt"),
+        }
         wait_until(lambda: "SuperNode ID" in federation.log("known"), SLOW, "the registered node is connected")
-        for name, process in (("unknown", unknown), ("misled", misled)):
+        for name, process in refused.items():
             assert process.wait(SLOW) != 0
             assert "Failed to initialize the connection" in federation.log(name)
             assert "SuperNode ID" not in federation.log(name)
-        assert "Failed to activate SuperNode" in federation.log("unknown")
+        assert "the key is unknown" in federation.log("unknown")
+        assert "a node needs a key" in federation.log("without")
         assert "CERTIFICATE_VERIFY_FAILED" in federation.log("misled")
+        assert "refused POST '/v1/fleet/activate-node' from 127.0.0.1: the key is unknown" in federation.log("gate")
+
+
+EVIL = """from pathlib import Path
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+
+client_app = ClientApp()
+server_app = ServerApp()
+
+@server_app.main()
+def main(grid, context):
+    Path({trace!r}).touch()
+"""
+
+
+def flwr(federation: LocalFederation, home: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+    """Run a command of Flower that finds the server's address in the folder `home`."""
+    done = federation._flwr(*arguments, home=home)
+    print(done.stdout.decode())
+    return done
+
+
+def test_no_one_but_the_operator_submits(tmp_path: Path) -> None:
+    """A stranger has the public `ca.crt` and a project of his own; a node has a registered key as well."""
+    tls, known = credentials(tmp_path / "keys")
+    project, trace, stranger = tmp_path / "project", tmp_path / "ran", tmp_path / "stranger"
+    for folder in (project, stranger):
+        folder.mkdir()
+    (project / "federation_app.py").write_text(EVIL.format(trace=str(trace)))
+    (project / "pyproject.toml").write_text(PROJECT)
+    with LocalFederation(tmp_path, tls, known) as federation:
+        operator = federation.folder / "homes" / "link"
+        address = (operator / "config.toml").read_text()
+        (stranger / "config.toml").write_text(address.replace(f":{federation.port}", f":{federation.door[1]}"))
+        for command in (
+            ["run", str(project), "fedsat"],
+            ["supernode", "register", str(tmp_path / "keys" / "node-1.pub"), "fedsat"],
+        ):
+            done = flwr(federation, stranger, *command)
+            assert done.returncode != 0
+            assert b"this is not open to nodes" in done.stdout
+        key = header_of(known / "node-0.pub")
+        assert key is not None
+        with httpx.Client(
+            base_url=f"https://127.0.0.1:{federation.door[1]}",
+            verify=ssl.create_default_context(cafile=str(tls.authority)),
+            headers={"flwr-public-key": key.decode(), "content-type": "application/protobuf"},
+        ) as node:
+            for path in (
+                "/v1/control/start-run",
+                "/v1/fleet/../control/start-run",
+                "/v1/runtime/acquire-task",
+                "/docs",
+            ):
+                assert node.post(path).status_code == 404
+            assert node.get("/health").status_code == 200
+            assert node.post("/v1/fleet/pull-messages").status_code == 401  # a key without its signature
+        assert flwr(federation, operator, "run", str(project), "fedsat").returncode == 0
+        wait_until(trace.exists, SLOW, "the operator's project runs")
+        assert b"finished" in flwr(federation, operator, "list", "fedsat").stdout
+        assert federation.log("link").count("start-run") == 1
+
+
+def test_the_command_of_the_server(tmp_path: Path) -> None:
+    tls, known = credentials(tmp_path)
+    for file in (tls.authority, tls.certificate, tls.key):
+        shutil.copy(file, known)
+    ports = ["--port", f"{free_port()}", "--control-port", f"{free_port()}"]
+    command = [sys.executable, "-m", "fedsat", "superlink", str(known), *ports, "--state", str(tmp_path / "state")]
+    log = tmp_path / "log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        wait_until(lambda: "nodes connect to" in log.read_text(), SLOW, "the gate opens")
+        shutil.copy(tmp_path / "node-1.pub", known)
+        wait_until(lambda: "node-1.pub is registered" in log.read_text(), SLOW, "the new key is registered")
+    finally:
+        process.terminate()
+        assert process.wait(SLOW) == 128 + signal.SIGTERM
+    for port in (ports[1], ports[3]):
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", int(port)))
+    assert (tmp_path / "state" / "superlink.db").exists()
+
+
+def test_the_command_of_the_server_without_its_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for folder, told in ((tmp_path / "none", "is not a folder"), (tmp_path, "ca.crt is missing")):
+        with pytest.raises(SystemExit) as ended:
+            main(["superlink", str(folder)])
+        assert ended.value.code == 2
+        assert told in capsys.readouterr().err

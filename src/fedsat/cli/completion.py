@@ -175,6 +175,7 @@ OPTIONS: dict[str, list[str]] = {
         ],
         also=["--nodes", "--out"],
     ),
+    "superlink": ["--host", "--port", "--control-port", "--state"],
     "report": ["--out", "--target", "--figures", "--table"],
     "list": [],
     "data get": ["--from"],

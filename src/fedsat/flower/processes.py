@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from fedsat.errors import FedsatError
+from fedsat.errors import FedsatError, UsageError
 from fedsat.flower import guard
 from fedsat.flower.guard import MARK, Guard
 from fedsat.flower.warm import write_stubs
@@ -34,6 +34,9 @@ WARM = sys.platform == "linux"
 
 NODE_BYTES = 200_000_000
 """Memory that the processes of a SuperNode take before they load data or a model."""
+
+KNOWN = b"already in use"
+"""In the answer of `flwr supernode register` if the SuperLink's database has the key from before."""
 
 APP = '''"""Fedsat's apps for a Flower project."""
 
@@ -68,6 +71,15 @@ class Tls:
     certificate: Path
     key: Path
 
+    @staticmethod
+    def of(folder: Path) -> Tls:
+        """Return the files that `credentials.py` writes into a folder."""
+        tls = Tls(folder / "ca.crt", folder / "server.crt", folder / "server.key")
+        for file in (tls.authority, tls.certificate, tls.key):
+            if not file.is_file():
+                raise UsageError(f"{file} is missing; it comes from the authority that signs the server's certificate")
+        return tls
+
 
 @dataclass
 class LocalFederation:
@@ -76,39 +88,46 @@ class LocalFederation:
     folder: Path
     """For the files of Flower; removed if this program is killed."""
     tls: Tls | None = None
-    authenticate: bool = False
-    """Whether only nodes with a registered key may join (`register`)."""
+    keys: Path | None = None
+    """A folder with the public keys (`*.pub`) of the nodes that may join, through a gate; None: any node of this
+    machine may. Needs `tls`."""
     threads: int = 1
     """Threads of each node."""
     logs: Path | None = None
     """The folder for what the processes print; by default, `logs` in `folder`."""
     port: int = 0
+    """The SuperLink's port on this machine; 0: a free one."""
+    door: tuple[str, int] = ("127.0.0.1", 0)
+    """The gate's address and port; 0: a free one."""
+    database: Path | None = None
+    """The file in which the SuperLink keeps its state; None: in memory."""
+    echo: bool = False
+    """Whether the processes write to this one's output, instead of to files in `folder`."""
+    _registered: set[bytes] = field(default_factory=set)
     _guard: Guard | None = None
     _processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     _mark: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def __enter__(self) -> LocalFederation:
-        self.port = free_port()
-        connection: dict[str, Any] = {"address": f"127.0.0.1:{self.port}"}
+        self.port = self.port or free_port()
         secured = ["--insecure"]
-        if self.tls is None:
-            connection["insecure"] = True
-        else:
-            connection["root-certificates"] = str(self.tls.authority.resolve())
+        if self.tls is not None:
             files = {"ca-certfile": self.tls.authority, "certfile": self.tls.certificate, "keyfile": self.tls.key}
             secured = [part for name, path in files.items() for part in (f"--ssl-{name}", str(path))]
         if WARM:
             write_stubs(self.folder / "bin", self._warm)
-        home = self._home("link")
-        (home / "config.toml").write_text("\n".join([f"[superlink.{NAME}]", *_toml(connection), ""]))
-        auth = ["--enable-supernode-auth"] if self.authenticate else []
+        self.write_connection(self._home("link"))
+        auth = ["--enable-supernode-auth"] if self.keys is not None else []
+        kept = ["--database", str(self.database)] if self.database is not None else []
         try:
             self._guard = Guard(self._mark, self.folder)
             if WARM:
                 self._start("warm", ["python", "-m", "fedsat.flower.warm", str(self._warm)])
-            options = [*secured, *auth, "--disable-runtime-dependency-installation", "--port", f"{self.port}"]
+            options = [*secured, *auth, *kept, "--disable-runtime-dependency-installation", "--port", f"{self.port}"]
             self._start("link", ["flower-superlink", *options])
+            self._open_gate()
             self._wait_until_ready()
+            self.register()
         except BaseException:
             self.stop()
             raise
@@ -118,6 +137,15 @@ class LocalFederation:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+    def write_connection(self, home: Path) -> None:
+        """Write how to reach the SuperLink to a folder, which `flwr` uses if it is FLWR_HOME."""
+        connection: dict[str, Any] = {"address": f"127.0.0.1:{self.port}"}
+        if self.tls is None:
+            connection["insecure"] = True
+        else:
+            connection["root-certificates"] = str(self.tls.authority.resolve())
+        (home / "config.toml").write_text("\n".join([f"[superlink.{NAME}]", *_toml(connection), ""]))
 
     def start_node(
         self,
@@ -131,7 +159,8 @@ class LocalFederation:
 
         `key` is its private key for authentication; `authority` overrides the federation's certificate authority.
         """
-        command = ["flower-supernode", "--superlink", f"127.0.0.1:{self.port}", "--port", f"{free_port()}"]
+        port = self.port if self.keys is None else self.door[1]
+        command = ["flower-supernode", "--superlink", f"127.0.0.1:{port}", "--port", f"{free_port()}"]
         if self.tls is None:
             command.append("--insecure")
         else:
@@ -140,11 +169,20 @@ class LocalFederation:
             command += ["--auth-supernode-private-key", str(key)]
         return self._start(name, [*command, *options, "--node-config", " ".join(_toml(config, equals="="))])
 
-    def register(self, public_key: Path) -> None:
-        """Allow the node with this key to join."""
-        done = self._flwr("supernode", "register", str(public_key), NAME)
-        if done.returncode:
-            raise FedsatError(f"cannot register the key {public_key}: {done.stdout.decode().strip()}")
+    def register(self) -> list[Path]:
+        """Register the keys that are new in the folder, and return their files."""
+        found = [] if self.keys is None else sorted(self.keys.glob("*.pub"))
+        new = [file for file in found if file.read_bytes() not in self._registered]
+        for file in new:
+            done = self._flwr("supernode", "register", str(file), NAME)
+            if done.returncode and KNOWN not in done.stdout:
+                raise FedsatError(f"cannot register the key {file}: {done.stdout.decode().strip()}")
+            self._registered.add(file.read_bytes())
+        return new
+
+    def ended(self) -> list[str]:
+        """Return the names of processes that have ended."""
+        return [name for name, process in self._processes.items() if process.poll() is not None]
 
     def submit(self, run_config: Mapping[str, Any]) -> subprocess.Popen[bytes]:
         """Submit a run once the previous one has ended.
@@ -186,12 +224,12 @@ class LocalFederation:
         self._processes.clear()
 
     def _start(self, name: str, command: list[str], home: str | None = None) -> subprocess.Popen[bytes]:
-        with self._log(name).open("ab") as output:
+        with open(os.devnull if self.echo else self._log(name), "ab") as output:
             process = subprocess.Popen(
                 [str(_beside_python(command[0])), *command[1:]],
                 stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
+                stdout=None if self.echo else output,
+                stderr=None if self.echo else subprocess.STDOUT,
                 env=self._environment(home or name),
                 start_new_session=True,
             )
@@ -200,13 +238,13 @@ class LocalFederation:
             self._guard.watch(process.pid for process in self._processes.values())
         return process
 
-    def _flwr(self, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+    def _flwr(self, *arguments: str, home: Path | None = None) -> subprocess.CompletedProcess[bytes]:
         return subprocess.run(
             [str(_beside_python("flwr")), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env=self._environment("link"),
+            env=self._environment("link") | ({"FLWR_HOME": str(home)} if home else {}),
             check=False,
         )
 
@@ -242,18 +280,34 @@ class LocalFederation:
         """The socket of the process that forks tasks."""
         return self.folder / "warm"
 
+    def _open_gate(self) -> None:
+        """Start the gate, if there is a list of nodes."""
+        if self.keys is None:
+            return
+        if self.tls is None:
+            raise FedsatError("nodes with keys need encrypted connections (tls)")
+        host, port = self.door[0], self.door[1] or free_port()
+        self.door = (host, port)
+        files = [self.keys, self.tls.authority, self.tls.certificate, self.tls.key]
+        self._start(
+            "gate",
+            ["python", "-m", "fedsat.flower.gate", f"127.0.0.1:{self.port}", host, f"{port}", *map(str, files)],
+        )
+
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + 120
         while not self._ready() and time.monotonic() < deadline:
-            ended = [name for name, process in self._processes.items() if process.poll() is not None]
-            if ended:
+            if ended := self.ended():
                 last = self.log(ended[0]).strip().splitlines()[-5:]
                 raise FedsatError("Flower did not start: " + " ".join(last))
             time.sleep(0.05)
 
     def _ready(self) -> bool:
         """Return whether the SuperLink accepts connections and tasks can be forked."""
-        with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
+        ports = [self.port] if self.keys is None else [self.port, self.door[1]]
+        with suppress(OSError):
+            for port in ports:
+                socket.create_connection(("127.0.0.1", port), timeout=1).close()
             return not WARM or self._warm.exists()
         return False
 
