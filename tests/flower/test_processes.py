@@ -28,7 +28,8 @@ from fedsat.cli.federate import start_nodes, submit
 from fedsat.experiment.checkpoint import FOLDER as CHECKPOINTS
 from fedsat.experiment.folder import read_records, read_summary
 from fedsat.flower.gate import header_of
-from fedsat.flower.processes import MARK, PROJECT, LocalFederation, Tls, free_port
+from fedsat.flower.processes import MARK, LocalFederation, Tls, free_port
+from fedsat.flower.project import PROJECT
 from fedsat.flower.terms import Terms
 
 NODES = 4

@@ -6,7 +6,6 @@ that started it is killed (`guard`).
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -24,6 +23,7 @@ from typing import Any
 from fedsat.errors import FedsatError, UsageError
 from fedsat.flower import guard
 from fedsat.flower.guard import MARK, Guard
+from fedsat.flower.project import toml_lines, write_project
 from fedsat.flower.warm import write_stubs
 
 NAME = "fedsat"
@@ -37,30 +37,6 @@ NODE_BYTES = 200_000_000
 
 KNOWN = b"already in use"
 """In the answer of `flwr supernode register` if the SuperLink's database has the key from before."""
-
-APP = '''"""Fedsat's apps for a Flower project."""
-
-from fedsat.flower import client_app, server_app
-
-__all__ = ["client_app", "server_app"]
-'''
-
-PROJECT = """[project]
-name = "fedsat-federation"
-version = "1.0.0"
-description = "A run of fedsat"
-license = "Apache-2.0"
-dependencies = ["fedsat[flower]"]
-
-[tool.flwr.app]
-publisher = "fedsat"
-
-[tool.flwr.app.components]
-serverapp = "federation_app:server_app"
-clientapp = "federation_app:client_app"
-
-[tool.flwr.app.config]
-"""
 
 
 @dataclass(frozen=True)
@@ -145,7 +121,7 @@ class LocalFederation:
             connection["insecure"] = True
         else:
             connection["root-certificates"] = str(self.tls.authority.resolve())
-        (home / "config.toml").write_text("\n".join([f"[superlink.{NAME}]", *_toml(connection), ""]))
+        (home / "config.toml").write_text("\n".join([f"[superlink.{NAME}]", *toml_lines(connection), ""]))
 
     def start_node(
         self,
@@ -167,7 +143,7 @@ class LocalFederation:
             command += ["--root-certificates", str(authority or self.tls.authority)]
         if key is not None:
             command += ["--auth-supernode-private-key", str(key)]
-        return self._start(name, [*command, *options, "--node-config", " ".join(_toml(config, equals="="))])
+        return self._start(name, [*command, *options, "--node-config", " ".join(toml_lines(config, equals="="))])
 
     def register(self) -> list[Path]:
         """Register the keys that are new in the folder, and return their files."""
@@ -192,9 +168,7 @@ class LocalFederation:
         if "run" in self._processes:
             self._processes.pop("run").wait()
         project = self.folder / "project"
-        project.mkdir(exist_ok=True)
-        (project / "federation_app.py").write_text(APP)
-        (project / "pyproject.toml").write_text("\n".join([PROJECT, *_toml(run_config), ""]))
+        write_project(project, run_config)
         return self._start("run", ["flwr", "run", str(project), NAME, "--stream"], home="link")
 
     def log(self, name: str) -> str:
@@ -322,8 +296,3 @@ def free_port() -> int:
 def _beside_python(name: str) -> Path:
     """Return the path of a command in the environment of this Python."""
     return Path(sys.executable).parent / name
-
-
-def _toml(table: Mapping[str, Any], equals: str = " = ") -> list[str]:
-    """Return lines of TOML; strings, numbers and booleans are written as in JSON."""
-    return [f"{key}{equals}{json.dumps(value, ensure_ascii=False)}" for key, value in table.items()]
