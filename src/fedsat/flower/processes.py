@@ -136,7 +136,8 @@ class LocalFederation:
         `key` is its private key for authentication; `authority` overrides the federation's certificate authority.
         """
         port = self.port if self.keys is None else self.door[1]
-        command = ["flower-supernode", "--superlink", f"127.0.0.1:{port}", "--port", f"{free_port()}"]
+        command = ["python", "-m", "fedsat.flower.supernode", "--superlink", f"127.0.0.1:{port}"]
+        command += ["--port", f"{free_port()}"]
         if self.tls is None:
             command.append("--insecure")
         else:
