@@ -159,16 +159,20 @@ def test_only_nodes_with_a_known_key_connect(tmp_path: Path) -> None:
         assert "refused POST '/v1/fleet/activate-node' from 127.0.0.1: the key is unknown" in federation.log("gate")
 
 
-EVIL = """from pathlib import Path
+EVIL = """import os
+from pathlib import Path
+from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
+Path({trace!r}, Path(os.environ["FLWR_HOME"]).name).touch()
 client_app = ClientApp()
 server_app = ServerApp()
 
 @server_app.main()
 def main(grid, context):
-    Path({trace!r}).touch()
+    for reply in grid.send_and_receive([Message(RecordDict(), node, "query.hello") for node in grid.get_node_ids()]):
+        Path({trace!r}, "reply").write_text(reply.error.reason)
 """
 
 
@@ -180,13 +184,16 @@ def flwr(federation: LocalFederation, home: Path, *arguments: str) -> subprocess
 
 
 def test_no_one_but_the_operator_submits(tmp_path: Path) -> None:
-    """A stranger has the public `ca.crt` and a project of his own; a node has a registered key as well."""
+    """A stranger has the public `ca.crt` and a project of his own; a node has a registered key as well.
+
+    Not even the operator's code runs on a node that is started by fedsat.
+    """
     tls, known = credentials(tmp_path / "keys")
-    project, trace, stranger = tmp_path / "project", tmp_path / "ran", tmp_path / "stranger"
-    for folder in (project, stranger):
+    project, trace, stranger = tmp_path / "evil", tmp_path / "traces", tmp_path / "stranger"
+    for folder in (project, trace, stranger):
         folder.mkdir()
     (project / "federation_app.py").write_text(EVIL.format(trace=str(trace)))
-    (project / "pyproject.toml").write_text(PROJECT)
+    (project / "pyproject.toml").write_text(PROJECT.replace("fedsat.flower:", "federation_app:"))
     with LocalFederation(tmp_path, tls, known) as federation:
         operator = federation.folder / "homes" / "link"
         address = (operator / "config.toml").read_text()
@@ -214,10 +221,13 @@ def test_no_one_but_the_operator_submits(tmp_path: Path) -> None:
                 assert node.post(path).status_code == 404
             assert node.get("/health").status_code == 200
             assert node.post("/v1/fleet/pull-messages").status_code == 401  # a key without its signature
+        assert not list(trace.iterdir())
+        federation.start_node("node", {"partition-id": 0}, key=tmp_path / "keys" / "node-0")
+        wait_until(lambda: "SuperNode ID" in federation.log("node"), SLOW, "the node is connected")
         assert flwr(federation, operator, "run", str(project), "fedsat").returncode == 0
-        wait_until(trace.exists, SLOW, "the operator's project runs")
-        assert b"finished" in flwr(federation, operator, "list", "fedsat").stdout
-        assert federation.log("link").count("start-run") == 1
+        wait_until((trace / "reply").exists, SLOW, "the node replies to the operator's project")
+        assert "No module named 'federation_app'" in (trace / "reply").read_text()
+        assert {file.name for file in trace.iterdir()} == {"link", "reply"}  # its code did not run on the node
 
 
 def test_the_command_of_the_server(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""The Flower project of a federation: its apps are fedsat's, and its configuration is that of the run."""
+"""The Flower project of a federation. It has no code: its apps are those of the fedsat that is installed on the server
+and on each node. Its configuration is that of the run.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +8,6 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-APP = '''"""Fedsat's apps for a Flower project."""
-
-from fedsat.flower import client_app, server_app
-
-__all__ = ["client_app", "server_app"]
-'''
 
 PROJECT = """[project]
 name = "fedsat-federation"
@@ -25,8 +20,8 @@ dependencies = ["fedsat[flower]"]
 publisher = "fedsat"
 
 [tool.flwr.app.components]
-serverapp = "federation_app:server_app"
-clientapp = "federation_app:client_app"
+serverapp = "fedsat.flower:server_app"
+clientapp = "fedsat.flower:client_app"
 
 [tool.flwr.app.config]
 """
@@ -35,7 +30,6 @@ clientapp = "federation_app:client_app"
 def write_project(folder: Path, run_config: Mapping[str, Any]) -> None:
     """Write a project that `flwr run` can submit."""
     folder.mkdir(exist_ok=True)
-    (folder / "federation_app.py").write_text(APP)
     (folder / "pyproject.toml").write_text("\n".join([PROJECT, *toml_lines(run_config), ""]))
 
 

@@ -2,7 +2,8 @@
 
 Flower starts a process for every message that a node receives. If all nodes run on one machine, most of the time would
 be spent importing torch. `LocalFederation` therefore replaces Flower's commands for tasks with stubs, which ask
-`serve` to fork a process that runs the same command.
+`serve` to fork a process that runs the same command. A node's tasks use the installed fedsat; code that comes with the
+server's project is ignored.
 
     python -m fedsat.flower.warm SOCKET
 """
@@ -21,7 +22,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-COMMANDS = ("flwr-clientapp", "flwr-serverapp")
+CLIENT_APP = "flwr-clientapp"
+COMMANDS = (CLIENT_APP, "flwr-serverapp")
 """Flower's commands for tasks."""
 
 ASK = """import json, os, socket, sys
@@ -78,6 +80,8 @@ def _become(task: dict[str, Any], outputs: list[int], commands: dict[str, Callab
             os.close(output)
         os.environ.update(task["env"])
         sys.argv = task["command"]
+        if sys.argv[0] == CLIENT_APP:
+            ignore_code_in(Path(task["env"]["FLWR_HOME"]))
         commands[sys.argv[0]]()
         code = 0
     except SystemExit as end:
@@ -86,6 +90,25 @@ def _become(task: dict[str, Any], outputs: list[int], commands: dict[str, Callab
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def ignore_code_in(folder: Path) -> None:
+    """Let no import find a module in this folder, where Flower unpacks the projects that the server sends.
+
+    Otherwise the server could send a project whose code does anything on the node, whatever the node's agreement says.
+    """
+
+    class Empty:
+        def find_spec(self, *_: object) -> None:
+            """Find nothing."""
+
+    def hook(entry: str) -> Empty:
+        if not Path(entry).resolve().is_relative_to(folder.resolve()):
+            raise ImportError  # other hooks are asked
+        return Empty()
+
+    sys.path_hooks.insert(0, hook)
+    sys.path_importer_cache.clear()
 
 
 def _entry_point(name: str) -> Callable[[], object]:
