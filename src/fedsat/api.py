@@ -33,7 +33,7 @@ def configure(*, with_parts: Iterable[str] = (), without: Iterable[str] = (), **
     """Return a configuration. Settings are named as on the command line, for example `lr=0.05` or `gamma=0.5`.
 
     A part may be given by name, as a table (`partition={"name": "lsmc", "classes_per_client": 2}`), as an
-    instance (`algorithm=FedSat(gamma=0.5)`), or, for a model or method of your own, as its class. `metrics` takes
+    instance (`algorithm=FedSat(gamma=0.5)`), or, for your own model or method, as its class. `metrics` takes
     functions or their `module:name`. `dataset` takes a name, a path, a `Dataset`, or an object that can become one: a
     data frame, a Hugging Face or torch dataset, a pair (x, y), or `{"train": …, "test": …}` of these. For a table, the
     model is `tabular`. If the data are already divided among clients, the partition is `natural` and the number of
@@ -135,13 +135,13 @@ def tune(
 
     Args:
         methods: Names or classes, as in `compare`.
-        grid: Values of settings to try, each with all others: `{"lr": [0.01, 0.1], "gamma": [0.5, 0.9]}`. A method
-            tries those of the settings that it has.
+        grid: Values to try for each setting, in all combinations: `{"lr": [0.01, 0.1], "gamma": [0.5, 0.9]}`. A method
+            tries only the settings that it has.
         seeds: Runs of each trial, with the seed in `settings` (default 0) and the next ones.
-        metric: The metric to choose by: its mean over the last ten rounds and over seeds.
-        trials: Choices of the grid that each method tries, at random. By default, those of the smallest grid of a
-            method, so that all methods have the same number.
-        sampler: `grid`, or `optuna`, which makes each choice by the results of those before it.
+        metric: The metric that ranks the choices, averaged over the last ten rounds and over seeds.
+        trials: Number of combinations that each method tries, chosen at random. By default, the size of the smallest
+            grid of any method, so that all methods try the same number.
+        sampler: `grid`, or `optuna`, which bases each choice on the results of the previous ones.
         holdout: The share of each class of the training data that is held out.
         jobs: Number of runs at the same time, each in its own process.
         out: Folder for the runs, `tuning.csv` and `best/METHOD.toml`. Runs that it already has are not repeated.
@@ -219,7 +219,7 @@ def _display(progress: bool | None) -> Display:
 def _named(settings: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """Return the settings with classes and metric functions replaced by their names, as configurations store them.
 
-    An object with data becomes a `Dataset`; the settings that say which columns are what have then done their work.
+    An object with data becomes a `Dataset`. The settings about its columns are then no longer needed.
     """
     settings = (
         {**settings, "dataset": str(settings["dataset"])} if isinstance(settings.get("dataset"), Path) else settings

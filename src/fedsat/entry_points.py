@@ -14,7 +14,7 @@ from fedsat.errors import UsageError
 
 @functools.cache
 def offers(group: str) -> dict[str, EntryPoint]:
-    """Return the entry points in the group `fedsat.GROUP`, by name; of equal names, the first on Python's path."""
+    """Return the entry points in the group `fedsat.GROUP`, by name; if names are equal, the first on Python's path."""
     found: dict[str, EntryPoint] = {}
     for point in entry_points(group=f"fedsat.{group}"):
         found.setdefault(point.name, point)

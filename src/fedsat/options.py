@@ -42,12 +42,12 @@ class Option:
     at_most: float | None = None
     below: float | None = None
     among: Registry[Any] | None = None
-    """If the option is itself a part: the registry of its name."""
+    """If the option is itself a part: the registry that it is chosen from."""
     switch: bool = False
     """Whether a Boolean option is a part of the method that `--without` can leave out by its name."""
 
     def violated(self, value: float) -> str | None:
-        """Return the rule that `value` violates, in words, or None."""
+        """Describe the rule that `value` violates, or return None."""
         if self.at_least is not None and not value >= self.at_least:
             return f"at least {self.at_least:g}"
         if self.above is not None and not value > self.above:
@@ -196,7 +196,7 @@ class Registry(Generic[T]):
         self._entries[name] = Entry(self._entries[of].part, options, summary)
 
     def alias(self, name: str, of: str) -> None:
-        """Add `name` as another name of the part `of`, which is recorded under its own name."""
+        """Add `name` as an alias of the part `of`. Runs record the original name."""
         self._aliases[name] = of
 
     def __iter__(self) -> Iterator[str]:
@@ -273,13 +273,13 @@ class Registry(Generic[T]):
         return self.entry(name).part(**values)
 
     def name_of(self, part: T) -> str:
-        """Return the name of `part`: of the preset that it equals, of its class, in its package, or `module:Name`."""
+        """Return the name of `part`: of its preset, of its class, in its package, or `module:Name`."""
         for name, entry in self._entries.items():
             if entry.preset and type(part) is entry.part and part == self.build(name):
                 return name
         kind = type(part)
         named = [name for name, entry in self._entries.items() if entry.part is kind and not entry.preset]
-        # A package whose class is here has been imported, so that no other one needs to be.
+        # The package that defines this class has been imported already, so no other one needs to be.
         named += [name for name, point in self.offers.items() if _imported(point) is kind]
         return named[0] if named else f"{kind.__module__}:{kind.__qualname__}"
 

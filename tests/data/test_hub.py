@@ -50,7 +50,7 @@ def test_pictures_and_classes() -> None:
     assert (made.name, made.class_names, len(made.test)) == ("pets", ("cat", "dog"), 10)
     assert made.train.images[:, 0, 0, 0].tolist() == list(range(36))
     assert made.test.images[:, 0, 0, 0].tolist() == list(range(50, 60))
-    assert made.note == "pets: 6 validation samples join the training samples"
+    assert made.note == "pets: 6 validation samples are added to the training samples"
     assert as_dataset(splits(), image_size=4).input_shape == (1, 4, 4)
 
 

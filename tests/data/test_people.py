@@ -72,7 +72,7 @@ def test_pictures_of_different_sizes_need_a_size() -> None:
         as_dataset(mixed)
     assert as_dataset(mixed, image_size=8).input_shape == (1, 8, 8)
     arrays = TensorDataset(*(torch.from_numpy(part) for part in pixels(30)))
-    with pytest.raises(UsageError, match="not pictures, so image_size cannot"):
+    with pytest.raises(UsageError, match="not images, so image_size cannot"):
         as_dataset(arrays, image_size=8)
 
 
@@ -102,7 +102,7 @@ def medmnist(path: Path, **changes: Any) -> Path:
 def test_files_of_medmnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = data.load(str(medmnist(tmp_path / "tissues.npz")))
     assert (len(made.train), len(made.test), made.input_shape) == (69, 12, (3, 6, 6))
-    assert made.note == "tissues.npz: 9 validation samples join the training samples"
+    assert made.note == "tissues.npz: 9 validation samples are added to the training samples"
     assert (made.name, made.class_names) == ("tissues.npz", ("0", "1", "2"))
     assert np.array_equal(made.train.images[60:, 1], pixels(9, seed=9)[0])
     monkeypatch.chdir(tmp_path)
@@ -129,7 +129,7 @@ def test_files_without_a_test_set_and_of_other_layouts(tmp_path: Path) -> None:
     [
         ({"train_labels": np.zeros((60, 14))}, "train: every sample has 14 labels"),
         ({"train_images": None}, "expected train_images and train_labels or x_train and y_train"),
-        ({"train_images": np.zeros((60, 8, 8, 8), np.uint8)}, "validation samples cannot join"),
+        ({"train_images": np.zeros((60, 8, 8, 8), np.uint8)}, "validation samples cannot be added"),
         ({"train_images": np.zeros((60, 8, 8, 8), np.uint8), "val_images": None}, "uint8 images need 1 or 3 channels"),
         ({"train_images": np.zeros((5, 6, 6, 3), np.uint8), "val_images": None}, "5 images but 60 labels"),
         ({"train_images": np.array([object()] * 60)}, "not a readable .npz file"),

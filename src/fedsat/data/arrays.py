@@ -37,7 +37,7 @@ def channels_first(images: NDArray[Any], where: str) -> NDArray[Any]:
 def samples_of(source: Any, where: str, image_size: int | None = None) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return inputs and labels of a pair (x, y) of arrays or tensors, or of a torch `Dataset` of such pairs.
 
-    Inputs of a torch dataset may be Pillow's pictures, which are resized to squares of `image_size`.
+    Inputs of a torch dataset may be Pillow images, which are resized to squares of `image_size`.
     """
     if isinstance(source, tuple | list) and len(source) == 2:
         x, y = (np.asarray(part) for part in source)
@@ -58,12 +58,12 @@ def samples_of(source: Any, where: str, image_size: int | None = None) -> tuple[
             f"{where}: every sample must be a pair (x, y), and all x must have the same shape: {error}"
         ) from error
     if image_size not in (None, x.shape[-1]):
-        raise UsageError(f"{where} holds arrays, not pictures, so image_size cannot resize them")
+        raise UsageError(f"{where} holds arrays, not images, so image_size cannot resize them")
     return x, labels
 
 
 def class_names_of(source: Any) -> list[str] | None:
-    """Return the names of the classes that a dataset of torchvision or MedMNIST has, also a subset of it."""
+    """Return the class names of a torchvision or MedMNIST dataset, or of a subset of one."""
     while hasattr(source, "dataset"):
         source = source.dataset
     classes = getattr(source, "classes", None)

@@ -39,7 +39,7 @@ class DatasetInfo:
     """Checksums of the decoded arrays in the order of `Arrays`, in C order, with channels last; of a table's file."""
     builtin: bool = False
     columns: Columns | None = None
-    """Which columns are what, for a table."""
+    """The roles of a table's columns."""
 
     @property
     def classes(self) -> int:
@@ -142,7 +142,7 @@ DATASETS: dict[str, DatasetInfo] = {
         ),
     ),
     "fashion-mnist": DatasetInfo(
-        summary="pictures of clothes",
+        summary="images of clothes",
         train_size=60000,
         test_size=10000,
         input_shape=(1, 28, 28),
@@ -172,7 +172,7 @@ DATASETS: dict[str, DatasetInfo] = {
         ),
     ),
     "cifar100": DatasetInfo(
-        summary="photographs of a hundred kinds",
+        summary="photographs in a hundred classes",
         train_size=50000,
         test_size=10000,
         input_shape=(3, 32, 32),

@@ -89,7 +89,7 @@ class Dataset:
     schema: Schema | None = None
     """The columns of a table and how rows become inputs; None for other data."""
     rows: Rows | None = None
-    """The rows of a table, from which a part of its training rows gets a schema of its own."""
+    """The rows of a table, so that a part of its training rows can get its own schema."""
 
     @classmethod
     def from_table(
@@ -155,8 +155,8 @@ class Dataset:
     ) -> Dataset:
         """Return a dataset made from a torch `Dataset` of pairs (x, y), which is read once; see `from_arrays`.
 
-        x is an array, a tensor or one of Pillow's pictures, which are resized to squares of `image_size`. The datasets
-        of torchvision and of MedMNIST know the names of their classes.
+        x is an array, a tensor or a Pillow image; images are resized to squares of `image_size`. The datasets of
+        torchvision and MedMNIST come with the names of their classes.
         """
         return cls._build(name, train, test, clients, class_names or class_names_of(train), seed, image_size)
 

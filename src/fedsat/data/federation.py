@@ -69,7 +69,7 @@ class Federation:
     validation: tuple[Indices, ...] = ()
     """Each client's samples for its evaluations as a worker; it does not train on them. Empty without validation."""
     report_at_least: int = 1
-    """Clients report nothing of a class of which they have fewer samples."""
+    """Clients report nothing about a class of which they have fewer samples than this."""
 
     @classmethod
     def build(cls, dataset: Dataset, partition: Spec | Partition, clients: int, seed: int) -> Federation:
@@ -179,7 +179,7 @@ class Federation:
 
 
 def reportable(labels: Indices, at_least: int) -> NDArray[np.bool_]:
-    """Return which of these samples belong to a class with at least so many of them."""
+    """Return which of these samples belong to a class with at least this many of them."""
     return np.asarray(np.bincount(labels, minlength=1)[labels] >= at_least)
 
 

@@ -35,9 +35,10 @@ class Hsu(Partition):
 def draw_samples(mixes: NDArray[np.float64], sizes: Indices, counts: Indices, rng: np.random.Generator) -> Indices:
     """Return how many samples of each class every client gets, [clients, classes].
 
-    Every client draws the classes of its samples from its mix. Of a class that is asked for too often, random requests
-    are granted, and clients draw again without it. Each turn but the last uses up a class, so the number of turns is
-    bounded. The sizes must sum to the number of samples; then every sample is assigned.
+    Every client draws the classes of its samples from its mix. If clients ask for more samples of a class than there
+    are, a random part of their requests is granted, and clients draw again without that class. Each turn but the last
+    uses up a class, so the number of turns is bounded. The sizes must sum to the number of samples; then every sample
+    is assigned.
     """
     given = np.zeros(mixes.shape, np.int64)
     need, left = sizes.copy(), counts.copy()

@@ -1,6 +1,6 @@
-"""Datasets of Hugging Face: from the hub or a folder by name (`hf:NAME`), or as objects of the package `datasets`.
+"""Hugging Face datasets: from the hub or a folder by name (`hf:NAME`), or as objects of the package `datasets`.
 
-A dataset with a column of pictures, or of arrays, is made of these and the labels. Any other dataset is a table.
+If a dataset has a column of images or arrays, these are its inputs. Any other dataset is read as a table.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def outline(source: str, columns: Columns) -> tuple[int | None, bool]:
 def of_splits(
     found: Mapping[str, Any], columns: Columns, name: str | None, image_size: int | None, seed: int
 ) -> Dataset:
-    """Return the dataset in the splits of a Hugging Face dataset. Validation samples join the training samples."""
+    """Return the dataset in the splits of a Hugging Face dataset; validation samples are added to training."""
     name = name or str(getattr(found["train"].info, "dataset_name", None) or "hugging-face")
     splits = _splits(found, name)
     train = splits["train"]
@@ -114,7 +114,7 @@ def _known(column: str, split: Any) -> str:
 
 
 def _input_of(split: Any, label: str, columns: Columns) -> str | None:
-    """Return the column of pictures or arrays, or None for a table."""
+    """Return the column of images or arrays, or None for a table."""
     kinds_of = {str(key): type(kind).__name__ for key, kind in split.features.items()}
     others = {key: kind for key, kind in kinds_of.items() if key not in (label, columns.client)}
     for kinds in (("Image",), ARRAYS):
@@ -160,6 +160,6 @@ def _table(splits: Mapping[str, Any], columns: Columns, name: str, seed: int) ->
         import pandas as pd  # type: ignore[import-untyped]  # noqa: PLC0415 (comes with datasets)
 
         train = pd.concat([train, frames["val"]], ignore_index=True)
-        note = f"{name}: {len(frames['val']):,} validation samples join the training samples"
+        note = f"{name}: {len(frames['val']):,} validation samples are added to the training samples"
     made = Dataset.from_table(train, test=frames.get("test"), name=name, seed=seed, **vars(columns))
     return replace(made, note="; ".join(text for text in (note, made.note) if text))

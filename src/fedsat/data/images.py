@@ -1,4 +1,4 @@
-"""Pillow's pictures as arrays: one channel if all of them are greyscale, otherwise three."""
+"""Pillow images as arrays: one channel if all of them are greyscale, otherwise three."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def read_picture(path: Path, image_size: int | None) -> Pixels:
 
 
 def is_picture(sample: Any) -> bool:
-    """Whether a sample is one of Pillow's pictures."""
+    """Whether a sample is a Pillow image."""
     return hasattr(sample, "convert") and hasattr(sample, "mode")
 
 
 def pixels_of(picture: Any, image_size: int | None, where: str) -> Pixels:
-    """Return the pixels of one of Pillow's pictures, [H, W] or [H, W, 3], resized to a square of `image_size`."""
+    """Return the pixels of a Pillow image, [H, W] or [H, W, 3], resized to a square of `image_size`."""
     from PIL import Image  # noqa: PLC0415
 
     if picture.mode.startswith(("I", "F")):
@@ -45,7 +45,7 @@ def pixels_of(picture: Any, image_size: int | None, where: str) -> Pixels:
 
 
 def stack_pictures(pictures: Sequence[Pixels], name_of: Callable[[int], str]) -> Pixels:
-    """Return all pictures as one array [N, C, H, W]; `name_of` names a picture in errors."""
+    """Return all images as one array [N, C, H, W]; `name_of` names an image in errors."""
     sizes = [picture.shape[:2] for picture in pictures]
     other = next((place for place, size in enumerate(sizes) if size != sizes[0]), None)
     if other is not None:

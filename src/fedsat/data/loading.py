@@ -1,4 +1,4 @@
-"""Loading a dataset by name, from a table or a folder, or from a function of your own."""
+"""Loading a dataset by name, from a table or a folder, or from your own function."""
 
 from __future__ import annotations
 
@@ -23,12 +23,11 @@ from fedsat.options import import_object
 def load(
     source: str | Dataset, *, image_size: int | None = None, columns: Columns = NO_COLUMNS, seed: int = 0
 ) -> Dataset:
-    """Return a dataset by name (see `DATASETS`), from a table, folder or .npz file, from Hugging Face, or of your own.
+    """Return a dataset by name (`DATASETS`), from a table, folder, .npz file, Hugging Face, or your own function.
 
-    `hf:NAME` is a dataset of Hugging Face, and `module:name` a function of your own. `image_size` resizes the images of
-    a folder, or of Hugging Face, to squares of that size. `columns` says which columns of a table are what. `seed`
-    decides which samples are held out for testing where a table or folder has no test set. None of them affects other
-    datasets.
+    `hf:NAME` is a Hugging Face dataset, and `module:name` your own function. `image_size` resizes the images of a
+    folder, or of Hugging Face, to squares of that size. `columns` gives the roles of a table's columns. `seed` decides
+    which samples are held out for testing if a table or folder has no test set. None of them affects other datasets.
     """
     table, usual = table_path(source), builtin_columns(source)
     if table is not None and image_size is not None:
@@ -63,7 +62,7 @@ def table_path(source: str | Dataset) -> Path | None:
 
 
 def builtin_columns(source: str | Dataset) -> Columns | None:
-    """Return which columns of a built-in table are what, and None for all other datasets."""
+    """Return the roles of a built-in table's columns, and None for all other datasets."""
     return DATASETS[source].columns if isinstance(source, str) and source in DATASETS else None
 
 
@@ -86,7 +85,7 @@ def _by_name(name: str) -> Dataset:
 
 
 def _from_function(name: str, function: Any) -> Dataset:
-    """Call the function that `name` stands for."""
+    """Call the function called `name`."""
     if not callable(function):
         raise UsageError(f"the dataset {name} is not a function; it must be one without arguments")
     try:

@@ -29,7 +29,7 @@ def is_npz(path: Path) -> bool:
 def read_npz(path: Path) -> tuple[dict[str, Pair], str]:
     """Return inputs and labels of the training set and, if there is one, the test set, and a note for the user.
 
-    Nothing is unpickled. Validation samples are joined with the training samples.
+    Nothing is unpickled. Validation samples are added to the training samples.
     """
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
@@ -49,7 +49,7 @@ def read_npz(path: Path) -> tuple[dict[str, Pair], str]:
 
 
 def joined(parts: Mapping[str, Pair], name: str) -> tuple[dict[str, Pair], str]:
-    """Return the training and test samples, with validation samples joined to the first, and a note if there are any.
+    """Return the training samples, including those for validation, and the test samples, with a note if there are any.
 
     Samples for validation are a share of the training samples (`validation`, `holdout`) where they are needed.
     """
@@ -59,6 +59,7 @@ def joined(parts: Mapping[str, Pair], name: str) -> tuple[dict[str, Pair], str]:
     try:
         both = tuple(np.concatenate(arrays) for arrays in zip(parts["train"], parts["val"], strict=True))
     except ValueError as error:
-        raise DataError(f"{name}: the validation samples cannot join the training samples: {error}") from error
+        raise DataError(f"{name}: the validation samples cannot be added to the training samples: {error}") from error
     count = len(parts["val"][1])
-    return {**kept, "train": (both[0], both[1])}, f"{name}: {count:,} validation samples join the training samples"
+    note = f"{name}: {count:,} validation samples are added to the training samples"
+    return {**kept, "train": (both[0], both[1])}, note

@@ -1,4 +1,4 @@
-"""Datasets from the objects that people have: data frames, Hugging Face datasets, torch datasets, pairs of arrays."""
+"""Datasets from common objects: data frames, Hugging Face datasets, torch datasets, pairs of arrays."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def as_dataset(
     Args:
         source: A pandas data frame, a Hugging Face dataset, a torch dataset (such as torchvision's and MedMNIST's), a
             pair (x, y) of arrays, or a mapping with such objects as `train` and `test`. A `Dataset` is returned as is.
-        columns: Which columns of a data frame or a Hugging Face dataset are what.
-        image_size: Size in pixels to which pictures are resized.
+        columns: The roles of the columns of a data frame or a Hugging Face dataset.
+        image_size: Size in pixels to which images are resized.
         name: What to call the dataset in tables and records; by default the name of its class.
         seed: Decides which samples are held out if there is no test set.
     """
@@ -47,7 +47,7 @@ def as_dataset(
 
 
 def called(source: Any) -> str:
-    """Return the name of a torch dataset's class; a subset has that of its dataset."""
+    """Return the name of a torch dataset's class, or for a subset that of its dataset's class."""
     while hasattr(source, "dataset"):
         source = source.dataset
     return "arrays" if isinstance(source, Sequence) else type(source).__name__

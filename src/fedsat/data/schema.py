@@ -1,8 +1,8 @@
 """The schema of a table: its columns as the training rows have them, and how other rows become the same inputs.
 
-A row becomes a vector. A number is one input, normalised by the mean and the deviation of the training rows; dates
-count as numbers of days. A category is one input for each category and one for all others, of which one is 1. A column
-with missing values in training has one more input, which is 1 where the value is missing.
+A row becomes a vector. A number is one input, normalised by the mean and standard deviation of the training rows; dates
+count as numbers of days. A categorical column has one input for each category and one for all others; exactly one of
+them is 1. A column with missing values in training has one more input, which is 1 where the value is missing.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LARGEST = 1e30
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns of a table are what; all others are inputs."""
+    """The roles of a table's columns; all others are inputs."""
 
     label: str | None = None
     client: str | None = None
@@ -191,7 +191,7 @@ class Schema:
         return np.array([place[text] for text in texts], np.int64)
 
     def difference(self, other: Schema) -> str | None:
-        """Return in what another schema differs, or None; the first column that differs is named."""
+        """Describe how another schema differs, naming the first column that differs, or return None."""
         if (self.label, self.classes) != (other.label, other.classes):
             return f"the label {other.label!r} has the classes {', '.join(other.classes)}"
         ours, theirs = ({column.name: column for column in each.columns} for each in (self, other))

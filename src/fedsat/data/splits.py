@@ -13,7 +13,7 @@ HELD_OUT = 1 / 6
 def hold_out(
     labels: Indices, seed: int, *, share: float = HELD_OUT, purpose: str = "hold-out", owners: Indices | None = None
 ) -> tuple[Indices, Indices]:
-    """Return indices to train and to test on: a share of each class is held out, and at least one sample of two.
+    """Return indices to train and to test on: a share of each class is held out, at least one sample if it has two.
 
     `purpose` distinguishes parts that are held out of the same samples for different reasons. With `owners`, the client
     of each sample, every client keeps a sample.

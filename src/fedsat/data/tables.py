@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".csv", ".csv.gz", ".parquet")
 HELD_OUT = 0.2
-"""The share of rows that is held out for testing where no column says which rows are the test set."""
+"""The share of rows that is held out for testing if no column says which rows are the test set."""
 FILE = "file"
-"""As the client, where no column has this name: each file of a folder is a client."""
+"""The value of `client` that makes each file of a folder a client, unless a column has this name."""
 PARTS = {"train": 0.0, "test": 1.0, "0": 0.0, "1": 1.0, "false": 0.0, "true": 1.0}
 """What the test column may hold, and whether it means the test set."""
 
@@ -123,7 +123,7 @@ def _dataset(name: str, rows: Rows, schema: Schema, *, lacking: bool = False) ->
 
 
 def unchanged(width: int) -> Moments:
-    """Return the mean 0 and the deviation 1 of inputs that are normalised already."""
+    """Return mean 0 and standard deviation 1, for inputs that are normalised already."""
     return (0.0,) * width, (1.0,) * width
 
 
@@ -155,7 +155,7 @@ def _clients(values: pd.Series) -> NDArray[Any]:
 
 
 def _checked(frame: pd.DataFrame, columns: Columns) -> pd.DataFrame:
-    """Return the frame with rows counted from 0, after a look at what the columns are for."""
+    """Return the frame with rows counted from 0, after checking the roles of the columns."""
     frame = frame.rename(columns=str).reset_index(drop=True)
     known = [str(name) for name in frame.columns]
     if columns.label is None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 
 DISTINCT = 20
-"""So many different values do not make a column suspicious, however few rows there are."""
+"""Up to this many different values do not make a column suspicious, however few rows there are."""
 
 FLAGS = {"true": 1.0, "false": 0.0, "1": 1.0, "0": 0.0}
 INFERRED = {
@@ -38,7 +38,7 @@ def require_pandas() -> Any:
 
 
 def kind_of_values(known: pd.Series) -> Literal["number", "date", "boolean", "category"]:
-    """Return what the values of a column are, none of which is missing."""
+    """Return the kind of a column's values, none of which is missing."""
     inferred = require_pandas().api.types.infer_dtype(known, skipna=True)
     found: Any = INFERRED.get(inferred)
     if inferred == "mixed" and all(isinstance(value, str | int | float) for value in known):

@@ -46,7 +46,7 @@ class Config:
     dataset: Annotated[
         str | Dataset,
         Option(
-            "a dataset's name, a table, folder or .npz file of your own, hf:NAME of Hugging Face, or a function as "
+            "a dataset's name, your own table, folder or .npz file, hf:NAME of Hugging Face, or a function as "
             "module:name"
         ),
     ] = "mnist-mini"
@@ -80,7 +80,7 @@ class Config:
         ),
     ] = 0.0
     report_at_least: Annotated[
-        int, Option("samples of a class below which a client reports nothing of the class", at_least=1)
+        int, Option("clients report nothing about a class of which they have fewer samples than this", at_least=1)
     ] = 1
     rounds: Annotated[int, Option("number of rounds", at_least=1)] = 60
     epochs: Annotated[int, Option("E, local epochs", at_least=1)] = 5
@@ -252,7 +252,7 @@ class Config:
 
     @property
     def columns(self) -> Columns:
-        """Which columns of a table are what."""
+        """The roles of a table's columns."""
         return Columns.of(vars(self))
 
     @property

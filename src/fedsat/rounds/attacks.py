@@ -70,12 +70,12 @@ class LabelFlip(Attack):
 @attacks.register("backdoor")
 @dataclass(frozen=True)
 class Backdoor(Attack):
-    """Attackers teach the model to see class `target` wherever a small trigger is (Gu et al. 2017, BadNets).
+    """Attackers teach the model to predict class `target` wherever it sees a small trigger (Gu et al. 2017, BadNets).
 
     They train on honest samples and on samples with the trigger, so that nothing else changes.
     """
 
-    target: Annotated[int, Option("class that samples with the trigger shall get", at_least=0)] = 0
+    target: Annotated[int, Option("class that the model should predict for samples with the trigger", at_least=0)] = 0
     share: Annotated[float, Option("share of an attacker's samples with the trigger", above=0, at_most=1)] = 0.5
 
     def poison(self, federation: Federation, attackers: Indices) -> Federation:
@@ -181,13 +181,13 @@ class FreeRider(FalseUpdate):
 @attacks.register("kill-class")
 @dataclass(frozen=True)
 class KillClass(FalseUpdate):
-    """Attackers add to their update what lowers the logit of a single class on every sample.
+    """Attackers add a vector to their update that lowers the logit of a single class on every sample.
 
-    Everything that leads to the class's logit in the last layer falls by the same amount. Features after a ReLU are not
-    negative, so the logit falls. The addition is `factor` times as long as the update itself.
+    It lowers all weights of the class in the last layer, and its bias, by the same amount. Features after a ReLU are
+    not negative, so the logit falls. The addition is `factor` times as long as the update itself.
     """
 
-    target: Annotated[int, Option("class that the model shall unlearn", at_least=0)] = 0
+    target: Annotated[int, Option("class that the model should unlearn", at_least=0)] = 0
     factor: Annotated[float, Option("length of the addition relative to the update", above=0)] = 1.0
 
     def instead(self, client_updates: Tree, draws: Sequence[np.random.Generator]) -> Tree:
@@ -208,7 +208,7 @@ class KillClass(FalseUpdate):
 
 @dataclass(frozen=True)
 class Collusion(FalseUpdate):
-    """Base of attacks whose attackers all send the same update, made from the honest updates, which they know."""
+    """Base of attacks in which all attackers send the same update, computed from the honest updates."""
 
     def send(self, start: Model, updates: Updates, attackers: Indices, seed: int, round_number: int) -> Updates:
         """Replace the attackers' parameters; without honest clients in the round, their own updates are used."""

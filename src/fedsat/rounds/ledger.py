@@ -6,7 +6,7 @@ the seed alone.
 
 - `Local`: a client is charged for every update and report that it may send. The server knows who was asked, so
   sampling hides nothing, and the ledger states the loss of the client that was asked most.
-- `Central`: every round releases one noised mean. If it says nothing about who was sampled, sampling amplifies the
+- `Central`: every round releases one noisy mean. If this mean does not reveal who was sampled, sampling amplifies the
   privacy, by the bound of Wang, Balle and Kasiviswanathan (2019) for samples of fixed size without replacement. The
   bound compares samples in which one client replaces another. So it needs equal weights, and equal numbers of steps if
   the method uses them: otherwise another client also changes the shares of all others, and the noise. It also needs a
@@ -65,7 +65,7 @@ class Ledger:
     seed: int
     delta: float
     amplified: bool = False
-    """Whether the noised means, and everyone who sees them, say nothing about who was sampled."""
+    """Whether the noisy means do not reveal who was sampled."""
 
     def epsilon(self, rounds: int, repeated: int = 0) -> float:
         """Return ε after a number of rounds, in which no request was repeated more than `repeated` times in total."""

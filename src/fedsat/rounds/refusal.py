@@ -1,4 +1,4 @@
-"""Checks of what the server receives: refuse updates that cannot be averaged and contradictory worker reports."""
+"""Checks of what the server receives: it refuses updates that cannot be averaged, and contradictory worker reports."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def stretch(lengths: Tensor, steps: Tensor, whole: Tensor) -> Tensor:
 
 
 def refuse_reports(counts: ClassCounts) -> tuple[ClassCounts, Refused]:
-    """Return the reports without those of workers that contradict themselves, and these workers.
+    """Return the reports without those of workers that contradict themselves, and a list of these workers.
 
     Every report must satisfy 0 ≤ TP ≤ min(T, Z) for each class and ΣZ = ΣT, and T must be the same in all reports of a
     worker. A worker that violates this once is ignored for the whole round.

@@ -78,7 +78,7 @@ class Step(LrSchedule):
 class Cosine(LrSchedule):
     """The rate falls along half a cosine over all rounds of the run."""
 
-    lowest: Annotated[float, Option("share of the rate that the cosine ends at", at_least=0, below=1)] = 0.0
+    lowest: Annotated[float, Option("share of the rate at which the cosine ends", at_least=0, below=1)] = 0.0
 
     spans_run: ClassVar[bool] = True
 
