@@ -11,7 +11,7 @@ import pytest
 
 import fedsat
 from fedsat.errors import UsageError
-from fedsat.rounds.ledger import Ledger
+from fedsat.rounds.ledger import Ledger, gaussian_epsilon
 from fedsat.rounds.privacy import Central, Local
 from fedsat.rounds.sampling import sample_clients, sample_workers
 
@@ -21,6 +21,14 @@ def accounted(*events: tuple[dp.DpEvent, int], delta: float) -> float:
     for event, count in events:
         accountant.compose(dp.SelfComposedDpEvent(event, count))
     return float(accountant.get_epsilon(delta))
+
+
+def test_gaussian_releases_by_hand() -> None:
+    """Renyi differential privacy of one release is α/2z², which adds up; ε by Canonne et al. 2020, proposition 12."""
+    orders = dp.rdp.RdpAccountant()._orders
+    delta, rdp = 1e-5, [3 * a / (2 * 2.0**2) + 4 * a / (2 * 5.0**2) for a in orders]
+    each = [r + np.log1p(-1 / a) - np.log(delta * a) / (a - 1) for a, r in zip(orders, rdp, strict=True) if a > 1.01]
+    assert gaussian_epsilon(((2.0, 3), (5.0, 4)), delta) == pytest.approx(min(each), rel=1e-9)
 
 
 def test_central_privacy_is_amplified_by_sampling_without_replacement() -> None:

@@ -22,7 +22,7 @@ from fedsat.experiment.folder import MODELS, RunFolder
 from fedsat.experiment.interrupt import STOPPED, signals_raise
 from fedsat.experiment.saved import ModelInfo, ModelName
 from fedsat.experiment.setup import Setup
-from fedsat.experiment.stopping import best_record
+from fedsat.experiment.stopping import best_record, repeated
 from fedsat.experiment.store import identity
 from fedsat.experiment.summary import final_measures, mean_over, round_record, summarise
 from fedsat.metrics import COMPARED, Detail, Evaluation, RoundRecord, detail_of, known, measure, single
@@ -130,8 +130,6 @@ class Run:
         sampling = Sampling(config.per_round, config.workers, config.seed)
         result = run_round(engine, training, sampling, self.setup.faults)
         record, after = round_record(result), replace(before, training=training)
-        if (ledger := self.setup.ledger) is not None:
-            record.epsilon = ledger.epsilon(result.number)
         if config.average:
             averaged = running_mean(before.averaged, training.server.model, result.number, config.average)
             after = replace(after, averaged=averaged)
@@ -140,6 +138,8 @@ class Run:
                 after = self._evaluate(after, record)
         for name, value in engine.notes().items():
             setattr(record, name, value)
+        if (ledger := self.setup.ledger) is not None:
+            record.epsilon = ledger.epsilon(result.number, repeated([*self.records, record]))
         record.seconds = {name: round(spent, 6) for name, spent in result.seconds.items()}
         self.records.append(record)
         self.state = after

@@ -87,7 +87,8 @@ class PrivacyBudget(StopRule):
 
     def reason(self, records: Sequence[RoundRecord]) -> str | None:
         """Compare the cost of all rounds including the next one with the budget."""
-        spent, ahead = (self.ledger.epsilon(rounds) for rounds in (len(records), len(records) + 1))
+        again = repeated(records)
+        spent, ahead = (self.ledger.epsilon(rounds, again) for rounds in (len(records), len(records) + 1))
         if ahead <= self.budget.epsilon:
             return None
         return f"the privacy budget allows no further round; ε = {spent:.3g} of {self.budget.epsilon:g} is spent"
@@ -102,6 +103,11 @@ def best_record(records: Iterable[RoundRecord], metric: Metric, min_gain: float 
         if value is not None and (best is None or sign * (value - best.metrics[metric.name]) > min_gain):
             best = record
     return best
+
+
+def repeated(records: Iterable[RoundRecord]) -> int:
+    """Return how often a request to a node can have been repeated in all rounds."""
+    return sum(record.repeated or 0 for record in records)
 
 
 def watched(name: str, own: Iterable[Metric]) -> Metric:

@@ -28,6 +28,7 @@ from fedsat.errors import FedsatError, UsageError, unknown
 from fedsat.experiment.config import PARTS, Config
 from fedsat.experiment.legacy import modern_table
 from fedsat.options import Option, Registry, check, options_of
+from fedsat.rounds.ledger import Budget
 from fedsat.seeding import Indices
 
 OWN = "fedsat"
@@ -89,6 +90,9 @@ class Agreement:
     histograms: Annotated[
         bool, Option("whether the node may report counts by class that are not masked by those of others")
     ] = True
+    budget: Annotated[
+        str, Option("ε,δ of local differential privacy that this node spends in a run, at most; empty: any")
+    ] = ""
     errors: Annotated[
         Literal["class", "text"],
         Option("what the server is told of other errors; their texts may quote data and paths"),
@@ -96,6 +100,7 @@ class Agreement:
 
     def __post_init__(self) -> None:
         check(self, "agreement")
+        Budget.of(self.budget)
 
     @staticmethod
     def of_node(node: Mapping[str, Any]) -> Agreement:

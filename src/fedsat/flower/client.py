@@ -42,11 +42,12 @@ from fedsat.flower.messages import (
 )
 from fedsat.flower.node_data import NodeConfig, federation_of, load_share, number_of
 from fedsat.flower.records import Message, MessageError, Stamp, clean, size
-from fedsat.metrics import ClassCounts, expected_accuracy
+from fedsat.flower.reporting import charge, refuse_exact, report
+from fedsat.metrics import accuracy_by_client, expected_accuracy
 from fedsat.models import build_model, count_parameters
 from fedsat.rounds import Protection
 from fedsat.rounds.noise import secure
-from fedsat.seeding import Indices
+from fedsat.rounds.privacy import refuse_buffers
 from fedsat.tree import State, Tree, expand, tree_map
 
 log = logging.getLogger("flwr")
@@ -112,6 +113,10 @@ def hello(content: RecordDict, context: Context) -> NodeInfo:
     if request.run.held_out:
         agreement.check_histogram("test = 'nodes'")
     memory.reset()
+    if request.run.held_out:
+        refuse_exact(config, "the test on held-out samples")
+    if config.client_accuracy == "test-split":
+        refuse_exact(config, "the class counts")
     moments, class_counts = dict[str, Tensor](), dict[str, Tensor]()
     if request.run.held_out:
         mean, variance = map(torch.from_numpy, mean_and_variance(share.train.images))
@@ -127,7 +132,7 @@ def hello(content: RecordDict, context: Context) -> NodeInfo:
         class_counts,
         validation=len(federation.validation[0]) if federation.validation else 0,
         tested=len(share.test) if request.run.held_out else 0,
-        judged=len(federation.reported_indices(0)),
+        judged=len(config.privacy.judged(federation.reported_indices(0), config.seed, 0)),
     )
 
 
@@ -135,25 +140,27 @@ def train(content: RecordDict, context: Context) -> Trained:
     """Train the received model on the node's samples. The new state stays on the node."""
     request, memory = Train.unpack(content), Memory(context.state)
     engine = _engine(request.run, context.node_config, request.client)
+    agreement, config = Agreement.of_node(context.node_config), Config.of(request.run.settings)
     if request.count:
-        Agreement.of_node(context.node_config).check_histogram("train")
+        agreement.check_histogram("train")
     _check_received(engine, request.received)
     state = memory.load(request.used)
     states = {} if state is None else {request.client: {name: engine.on_device(tree) for name, tree in state.items()}}
     received = {name: engine.on_device(tree) for name, tree in request.received.items()}
     model = _received(engine, request.model)
+    charge(config, agreement, memory, updates=1, reports=int(request.count))
     trained = engine.train_from(model, received, np.array([request.client]), states, request.round)
     memory.store(request.round, trained.states[0])
     updates, counts = trained.updates, {}
     if request.count:
-        counted = _counts(engine, updates.model, engine.federation.reported_indices(request.client))
+        counted = report(engine, memory, request.client, {"": updates.model})[""]
         counts = {"counts": counted[:2]} | ({"labels": counted[2]} if request.labels else {})
     return Trained(
         model=Model(_only(updates.model.params), _only(updates.model.buffers)),
         uploads={name: _only(tree) for name, tree in updates.uploads.items()},
         steps=int(updates.steps[0]),
         samples=int(updates.sizes[0]),
-        loss=float(trained.meters["loss"][0]),
+        loss=0.0 if config.privacy.active else float(trained.meters["loss"][0]),
         lost_state=state is None and request.used > 0,
         counts=counts,
     )
@@ -163,12 +170,12 @@ def evaluate_worker(content: RecordDict, context: Context) -> WorkerCounts:
     """Evaluate other clients' models as their worker."""
     request, memory = EvaluateWorker.unpack(content), Memory(context.state)
     engine = _engine(request.run, context.node_config, request.worker)
-    held = engine.federation.reported_indices(request.worker)
+    agreement, config = Agreement.of_node(context.node_config), Config.of(request.run.settings)
     if request.labels or not all(request.peers.get(name) for name in request.models):
-        Agreement.of_node(context.node_config).check_histogram("evaluate_worker")
-    counted = {
-        name: _counts(engine, _stacked(_received(engine, model)), held) for name, model in request.models.items()
-    }
+        agreement.check_histogram("evaluate_worker")
+    models = {name: _stacked(_received(engine, model)) for name, model in request.models.items()}
+    charge(config, agreement, memory, reports=len(models))
+    counted = report(engine, memory, request.worker, models)
     reports = {name: counts[:2] for name, counts in counted.items()}
     for name, peers in request.peers.items():
         hidden = masks.masked(counted[name].numpy(), memory.secret, peers, request.nonce)
@@ -179,6 +186,7 @@ def evaluate_worker(content: RecordDict, context: Context) -> WorkerCounts:
 def evaluate(content: RecordDict, context: Context) -> Evaluated:
     """Evaluate global models for this client."""
     request = Evaluate.unpack(content)
+    refuse_exact(Config.of(request.run.settings), "this node's accuracy")
     engine = _engine(request.run, context.node_config, request.client)
     models = [_received(engine, model) for model in request.models]
     if request.how == "expected":
@@ -187,8 +195,8 @@ def evaluate(content: RecordDict, context: Context) -> Evaluated:
         results = {"accuracy": torch.tensor(right, dtype=torch.float64)}
     elif request.how == "local":
         held = engine.federation.indices(request.client)
-        counts = [_counts(engine, _stacked(model), held) for model in models]
-        right = [int(correct.sum()) / int(labels.sum()) for _, correct, labels in counts]
+        confusions = [engine.count_by_node(_stacked(model), [held]) for model in models]
+        right = [accuracy_by_client(confusion.cpu().numpy())[0] for confusion in confusions]
         results = {"accuracy": torch.tensor(right, dtype=torch.float64)}
     else:
         held_out = [engine.test(model) for model in models]
@@ -234,16 +242,10 @@ def _cached_engine(run_text: str, node_items: tuple[tuple[str, object], ...], cl
         torch.float64 if config.precision == "float64" else torch.float32,
         half=config.precision == "bf16",
     )
+    refuse_buffers(config.privacy, engine.initial_model)
     engine.mean_samples = run.mean_samples
     engine.protection = Protection(config.privacy, secure)
     return engine
-
-
-def _counts(engine: SequentialEngine, model: Model, held: Indices) -> Tensor:
-    """Return Z, TP and T of a model (client axis of length one) on some of the node's samples, [3, m]."""
-    confusion = engine.count_by_node(model, [held])[0]
-    counts = ClassCounts.from_confusion(confusion)
-    return torch.stack([counts.predicted, counts.correct, counts.labels]).cpu()
 
 
 def _stacked(model: Model) -> Model:

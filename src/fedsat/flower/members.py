@@ -47,6 +47,8 @@ class Members:
     """The shape of a sample; if the server has no data, None until `agree_on_shape`."""
     round: int = 0
     """The current round."""
+    repeated: int = 0
+    """How often requests of this round were repeated."""
     nodes: dict[int, int] = field(default_factory=dict)
     """The node of each connected client."""
     infos: dict[int, NodeInfo] = field(default_factory=dict)

@@ -1,4 +1,5 @@
-"""What a node stores between messages in its Flower context: the client's state and a secret. The server sees neither.
+"""What a node stores between messages in its Flower context, unseen by the server: the client's state, a secret, and
+what it has spent of its differential privacy.
 
 The state after a round is stored next to the previous one until the server says which of them it used. So an update
 that arrived too late or was refused has no effect, as if the client had not been sampled.
@@ -8,13 +9,15 @@ from __future__ import annotations
 
 import json
 
+import torch
 from flwr.app import ConfigRecord, RecordDict
+from torch import Tensor
 
 from fedsat.flower import masks
 from fedsat.flower.records import pack_tree, unpack_tree
 from fedsat.tree import State
 
-SECRET, USED, NEW = "secret", "used", "new"
+SECRET, USED, NEW, PRIVACY = "secret", "used", "new", "privacy"
 
 
 class Memory:
@@ -24,9 +27,13 @@ class Memory:
         self._records = records
 
     def reset(self) -> None:
-        """Start a run: delete everything from earlier runs and draw a new secret."""
+        """Start a run: delete everything from earlier runs and draw a new secret.
+
+        Flower gives every run a context of its own. What this one has spent is kept, even if the server starts again.
+        """
         for name in list(self._records):
-            del self._records[name]
+            if name != PRIVACY:
+                del self._records[name]
         self._records[SECRET] = ConfigRecord({"secret": masks.new_secret()})
 
     @property
@@ -35,6 +42,32 @@ class Memory:
         if SECRET not in self._records:
             self.reset()
         return bytes(self._records.config_records[SECRET]["secret"])  # type: ignore[arg-type]
+
+    @property
+    def spent(self) -> dict[float, int]:
+        """How many updates and reports the node has sent, by their noise (standard deviation by sensitivity)."""
+        counts = json.loads(str(self._privacy.get("spent", "{}")))
+        return {float(noise): int(count) for noise, count in counts.items()}
+
+    @spent.setter
+    def spent(self, counts: dict[float, int]) -> None:
+        self._privacy["spent"] = json.dumps(counts)
+
+    @property
+    def labels(self) -> Tensor | None:
+        """The label histogram with the noise that was drawn for it, or None if the node has not sent it."""
+        found = self._privacy.get("labels")
+        return torch.tensor(found, dtype=torch.int64) if isinstance(found, list) else None
+
+    @labels.setter
+    def labels(self, histogram: Tensor) -> None:
+        self._privacy["labels"] = histogram.tolist()
+
+    @property
+    def _privacy(self) -> ConfigRecord:
+        if PRIVACY not in self._records:
+            self._records[PRIVACY] = ConfigRecord()
+        return self._records.config_records[PRIVACY]
 
     def load(self, used: int) -> State | None:
         """Return the client's state after round `used`, the last whose update the server used, and drop any other.

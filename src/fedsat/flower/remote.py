@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedsat.algorithms import Algorithm, Model, Server, Updates
-from fedsat.algorithms.footprint import rehearse
+from fedsat.algorithms import Algorithm, Model, Server, Task, Updates
+from fedsat.algorithms.base import no_examples
+from fedsat.algorithms.footprint import echo, rehearse
 from fedsat.data.splits import divide_among_clients
 from fedsat.engine.evaluate import Counter
 from fedsat.errors import TrainingError
 from fedsat.experiment.config import Config
-from fedsat.flower.checks import check_accuracies, check_confusion, check_losses, check_update
+from fedsat.flower.checks import RefusedError, check_accuracies, check_confusion, check_losses, check_update
 from fedsat.flower.influence import counted, damped_confusion, damped_counts, limit
 from fedsat.flower.members import Members
 from fedsat.flower.messages import Evaluate, Evaluated, RunSpec, Train, Trained
@@ -28,12 +29,15 @@ from fedsat.rounds import Protection, TrainedRound
 from fedsat.rounds.noise import secure
 from fedsat.rounds.round import Traffic
 from fedsat.seeding import Indices
-from fedsat.tree import State, Tree, nbytes
+from fedsat.tree import State, Tree, nbytes, norms, tree_map
 
 log = logging.getLogger("flwr")
 
 MARGIN = 2**20
 """Bytes of a reply besides its numbers: names, headers of arrays, and instructions."""
+
+ROUNDED = 1 + 1e-3
+"""How much longer than its bound a clipped update can be because of rounding."""
 
 USED = "used"
 """The only state the server stores per client: the last round whose update it used."""
@@ -58,7 +62,7 @@ class RemoteEngine:
         self.protection = Protection(config.privacy, secure, on_nodes=True)
         self._run, self._config, self._terms = run, config, terms
         self._members, self._exchange = members, members.exchange
-        self._workers = Workers(members, run, terms.max_weight)
+        self._workers = Workers(members, run, terms.max_weight, config.privacy.largest_count)
         self._test = test
         self._own_counts: dict[int, torch.Tensor] = {}
         self._marks, self._worker_bytes = (0, 0), 0
@@ -81,7 +85,7 @@ class RemoteEngine:
 
     def train(self, server: Server, clients: Indices, states: dict[int, State], round_number: int) -> TrainedRound:
         """Train the sampled clients, and retry until enough of them have sent a usable update."""
-        self._members.round, self._worker_bytes = round_number, 0
+        self._members.round, self._members.repeated, self._worker_bytes = round_number, 0, 0
         self._marks = (self._exchange.down, self._exchange.up)
         received = self.algorithm.broadcast(server)
         count = self.algorithm.weighting.needs_counts and self._terms.worker_counts == "each"
@@ -95,6 +99,7 @@ class RemoteEngine:
             samples = self._members.infos[client].samples
             _, steps = self._config.local_training.work_of(client, round_number, samples)
             check_update(reply, self.initial_model, self._uploads, samples, steps)
+            self._check_length(reply, server, received)
             if count:
                 reports = {name: report for name, report in reply.counts.items() if name == "counts"}
                 reply = replace(reply, counts=self._workers.completed(client, reports, reply.counts))
@@ -107,6 +112,7 @@ class RemoteEngine:
         for attempt in range(self._terms.retries + 1):
             missing = [client for client in clients.tolist() if client not in replies]
             if attempt:
+                self._members.repeated += 1
                 log.warning("retrying round %d: %d of %d clients responded", round_number, len(replies), len(clients))
                 self._members.wait_for(set(missing), self._terms.timeout)
             asked = {client: message(client) for client in missing}
@@ -120,6 +126,29 @@ class RemoteEngine:
                 f" needed (--min-fraction); {why}"
             )
         return self._joined({client: replies[client] for client in clients.tolist() if client in replies})
+
+    def _check_length(self, reply: Trained, server: Server, received: State) -> None:
+        """Refuse an update that its node should have clipped."""
+        longest = self.protection.privacy.longest
+        if longest == math.inf:
+            return
+        task = Task(
+            start=server.model,
+            received=received,
+            state={},
+            class_counts=torch.zeros(0, len(self.class_names)),
+            mean_samples=self._run.mean_samples,
+            lr=self._config.local_training.lr_in(self._members.round),
+            epochs=self._config.epochs,
+            network=echo,
+            examples=no_examples,
+            optimizer=self._config.optimizer,
+        )
+        sent = {name: tensor[None].to(self.device) for name, tensor in reply.model.params.items()}
+        known = self.algorithm.start_of_update(task, torch.tensor([reply.steps], device=self.device))
+        length = float(norms(tree_map(torch.sub, sent, known)))
+        if length > longest * ROUNDED:
+            raise RefusedError(f"update: it is {length:g} long, but dp_clip is {longest:g}")
 
     def _joined(self, replies: Mapping[int, Trained]) -> TrainedRound:
         """Return the replies in the form that all engines use."""
@@ -189,6 +218,8 @@ class RemoteEngine:
             loss = check_losses(reply.results.get("loss"), count)
             return {"accuracy": accuracy, "confusion": damped_confusion(confusion, most), "loss": loss}
 
+        if self.protection.privacy.active:  # an accuracy would be an exact number of the client's samples
+            return evaluations
         everyone = {client: message(client) for client in range(self.clients)}
         most = limit((info.tested for info in self._members.infos.values()), self._terms.max_weight)
         largest = MARGIN + 8 * count * (classes**2 + 2)
@@ -221,7 +252,8 @@ class RemoteEngine:
         """Return the bytes of the evaluation, and which clients were left out and why."""
         spent = self._exchange.down + self._exchange.up - sum(self._marks)
         notes = self._members.take_notes()
-        return {"bytes_evaluate": spent} | ({"left_out": notes} if notes else {})
+        found: dict[str, Any] = {"bytes_evaluate": spent} | ({"left_out": notes} if notes else {})
+        return found | ({"repeated": self._members.repeated} if self._members.repeated else {})
 
 
 def _pooled(replies: Sequence[Tree], models: int) -> list[Evaluation]:

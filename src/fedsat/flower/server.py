@@ -41,6 +41,7 @@ from fedsat.metrics import RoundRecord, find_metrics
 from fedsat.models import build_model
 from fedsat.options import options_of
 from fedsat.rounds import Faults, start
+from fedsat.rounds.privacy import refuse_buffers
 
 log = logging.getLogger("flwr")
 
@@ -129,7 +130,9 @@ def assemble(transport: Transport, config: Config, terms: Terms) -> Setup:
         batch = evaluation_batch(module, dataset.input_shape, device)
         test = Counter(network, examples, dataset.classes, batch)
     pixels = None if dataset is None else data.Inputs.of(dataset).pixels
+    refuse_buffers(config.privacy, model)
     notes = [dataset.note] if dataset is not None and dataset.note else []
+    notes += ["nodes report no accuracies, which would be exact"] if config.privacy.active else []
     notes += [
         f"client {client} has {info.samples:,} samples and counts with {most:,}, as max_weight is {terms.max_weight:g}"
         for client, info in sorted(members.infos.items())
@@ -152,8 +155,12 @@ def _check_terms(config: Config, terms: Terms) -> None:
     simulated = [name for name in ("dropout", "stragglers", "attackers") if getattr(config, name)]
     if simulated:
         raise UsageError(f"{simulated[0]} is only available in simulations, not with real nodes; remove it")
-    if config.privacy.active:
-        raise UsageError("privacy is only available in simulations, not with real nodes; remove it")
+    if config.privacy.active and (terms.test == "nodes" or config.client_accuracy != "expected"):
+        what = "test is 'nodes'" if terms.test == "nodes" else f"client_accuracy is {config.client_accuracy!r}"
+        raise UsageError(
+            f"{what}, for which nodes send exact numbers of their samples; with privacy, use test = 'server' and "
+            "client_accuracy = 'expected'"
+        )
     others = min(config.workers - 1, config.clients - config.per_round)
     weighting = config.algorithm.weighting
     if terms.worker_counts == "sums" and weighting.needs_each_report:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -36,6 +37,8 @@ class Workers:
     members: Members
     run: RunSpec
     max_weight: float = 0.0
+    largest_count: float = math.inf
+    """If workers add noise: the largest number in a report; nothing else can be checked then."""
     labels: dict[int, Tensor] = field(default_factory=dict)
     """T of every worker that has sent it. It is asked for only once."""
 
@@ -51,7 +54,12 @@ class Workers:
     @property
     def most(self) -> int | None:
         """The most samples that a worker counts with."""
-        return limit(map(self.samples, self.members.infos), self.max_weight)
+        return None if self.noisy else limit(map(self.samples, self.members.infos), self.max_weight)
+
+    @property
+    def noisy(self) -> bool:
+        """Whether workers add noise to their counts."""
+        return self.largest_count < math.inf
 
     def each(self, models: dict[int, Model], sets: Sets, own: dict[int, Tensor]) -> Tensor:
         """Return the counts of each worker, [K, w, 3, m]; `own` are those of the clients, sent with their updates.
@@ -76,7 +84,7 @@ class Workers:
         if labels is None:
             labels = check_integers("labels", sent.get("labels"), self.classes)
         whole = {
-            name: check_counts(torch.vstack([check_integers("counts", report, 2, self.classes), labels]), held)
+            name: self._possible(torch.vstack([check_integers("counts", report, 2, self.classes), labels]), held)
             for name, report in reports.items()
         }
         self.labels[worker] = labels
@@ -89,7 +97,8 @@ class Workers:
         """
         sums: dict[int, Tensor] = {}
         failed: set[int] = set()
-        for _ in range(tries):
+        for attempt in range(tries):
+            self.members.repeated += attempt > 0
             self.members.refresh()
             connected = self.members.nodes.keys() - failed
             left = {k: [w for w in nodes if w in connected] for k, nodes in sets.items() if k not in sums}
@@ -100,7 +109,7 @@ class Workers:
             for client, nodes in left.items():
                 received = [reports[worker][client] for worker in nodes if worker in reports]
                 if len(received) == len(nodes):
-                    sums[client] = self._sum(client, received, sum(map(self.samples, nodes)))
+                    sums[client] = self._sum(client, received, nodes)
             if len(sums) == len(sets):
                 counts = self._zeros(sets)
                 counts[:, 0] = torch.stack([sums[client] for client in sets])
@@ -159,10 +168,18 @@ class Workers:
                     jobs[worker].peers.setdefault(names[worker, client], {})[key] = sign
         return jobs
 
-    def _sum(self, client: int, reports: list[Tensor], samples: int) -> Tensor:
+    def _possible(self, counts: Tensor, samples: int, workers: int = 1) -> Tensor:
+        """Return counts [3, m] of so many samples and workers; refuse those that cannot be."""
+        if not self.noisy:
+            return check_counts(counts, samples)
+        if int(counts.abs().max()) > workers * self.largest_count:
+            raise RefusedError(f"counts: a value is above {workers * self.largest_count:g}")
+        return counts
+
+    def _sum(self, client: int, reports: list[Tensor], workers: list[int]) -> Tensor:
         try:
             total = torch.from_numpy(masks.unmasked_sum([report.numpy() for report in reports]))
-            return check_counts(total, samples)
+            return self._possible(total, sum(map(self.samples, workers)), len(workers))
         except RefusedError as error:
             raise TrainingError(
                 f"round {self.members.round}, workers of client {client}: {error}; use --worker-counts each to see"

@@ -35,6 +35,8 @@ class RoundRecord:
     """The local learning rate; None if no client responded, or if fedsat 0.1 wrote the record."""
     epsilon: float | None = None
     """ε of the differential privacy spent so far; None without privacy."""
+    repeated: int | None = None
+    """How often requests to real nodes were repeated, if they were."""
     seconds: dict[str, float] = field(default_factory=dict)
     priority_class: int | None = None
     class_scores: list[float] = field(default_factory=list)

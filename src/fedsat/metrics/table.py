@@ -7,6 +7,7 @@ the classes, its worst class, one number per client, and so on.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -187,6 +188,8 @@ def forms(measure: Measure) -> list[Metric]:
 def _client_percentile(percent: float) -> Compute:
     def compute(evaluation: Evaluation) -> Any:
         accuracies = evaluation.client_accuracies
+        if not accuracies.size:
+            return math.nan  # private clients do not report them
         if np.isnan(accuracies).all():
             raise DataError("no client has a class of the test set, so client accuracies cannot be computed")
         if accuracies.ndim == 1:

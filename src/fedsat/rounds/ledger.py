@@ -124,12 +124,16 @@ def central_epsilon(clients: int, per_round: int, noise: float, rounds: int, del
     return min(_spent([(event, rounds)], delta) for event in (sampled, gaussian))
 
 
-@functools.lru_cache(maxsize=4096)
 def local_epsilon(privacy: Local, updates: int, reports: int, delta: float) -> float:
     """Return ε of a client that sent so many updates and reports."""
+    return gaussian_epsilon(((privacy.dp_noise, updates), (privacy.dp_counts, reports)), delta)
+
+
+@functools.lru_cache(maxsize=4096)
+def gaussian_epsilon(releases: tuple[tuple[float, int], ...], delta: float) -> float:
+    """Return ε of Gaussian mechanisms, given as pairs: standard deviation by sensitivity, and how many releases."""
     accounting = _accounting()
-    update, report = (accounting.GaussianDpEvent(noise) for noise in (privacy.dp_noise, privacy.dp_counts))
-    return _spent([(update, updates), (report, reports)], delta)
+    return _spent([(accounting.GaussianDpEvent(noise), count) for noise, count in releases], delta)
 
 
 def _spent(events: list[tuple[Any, int]], delta: float) -> float:

@@ -12,6 +12,7 @@ clipped update by at most 2C. Everything else that it sends must follow from the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar
@@ -50,6 +51,16 @@ class Privacy:
         """Return why a method cannot be made private in this way, or None."""
         del algorithm
         return None
+
+    @property
+    def longest(self) -> float:
+        """How long an update θ_k − Θ' can be that a client sends."""
+        return math.inf
+
+    @property
+    def largest_count(self) -> float:
+        """The largest number in an honest report that has noise."""
+        return math.inf
 
     def send(self, known: Tree, params: Tree, sources: Sequence[Source]) -> Tree:
         """Return the models that clients send instead of `params`; `known` is Θ', stacked or not."""
@@ -166,6 +177,11 @@ class Local(Clipped):
         return 2.0 * self.dp_samples
 
     @property
+    def largest_count(self) -> float:
+        """M plus eight standard deviations, which noise exceeds once in 10¹⁵ times."""
+        return self.dp_samples + 8 * self.dp_counts * self.count_sensitivity
+
+    @property
     def label_sensitivity(self) -> float:
         """√2 M: how far the label histogram T can move if a worker's M samples are replaced."""
         return float(np.sqrt(2) * self.dp_samples)
@@ -207,6 +223,11 @@ class Central(Clipped):
     """Clients clip their updates, and the server adds noise to their weighted mean."""
 
     fixed_weights: ClassVar[bool] = True
+
+    @property
+    def longest(self) -> float:
+        """C."""
+        return self.dp_clip
 
     def refuse(self, algorithm: Algorithm) -> str | None:
         """Refuse what uses clients' data in other ways than through one mean with public weights."""

@@ -1,0 +1,212 @@
+"""Differential privacy on real nodes: the same as in a simulation, and what nodes send, charge and refuse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fedsat
+from fedsat.errors import UsageError
+from fedsat.experiment import Run, train
+from fedsat.rounds import Protection
+from fedsat.rounds.ledger import gaussian_epsilon
+from fedsat.rounds.noise import Source, seeded
+from tests.flower.test_equality import assert_same, federate, nodes, settings
+from tests.support.faulty_nodes import LENIENT, FaultyNodes
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedsat[flower]'")
+
+from flwr.app import RecordDict
+
+import fedsat.flower.client
+import fedsat.flower.remote
+from fedsat.flower.memory import Memory
+from fedsat.flower.messages import Trained, WorkerCounts
+from fedsat.flower.server import prepare
+from fedsat.flower.terms import Terms
+from fedsat.flower.transport import Failure, Request
+
+LOCAL = {"name": "local", "dp_clip": 0.3, "dp_noise": 0.2, "dp_counts": 0.01, "dp_samples": 9}
+CENTRAL = {"name": "central", "dp_clip": 0.3, "dp_noise": 0.2}
+
+
+class Quiet(Source):
+    """Noise on counts that is zero: workers do not know which client's report is which, so seeds cannot agree."""
+
+    def discrete(self, sigma: float, size: int) -> Any:
+        return np.zeros(size, dtype=np.int64)
+
+
+def repeatable(purpose: str, *place: int) -> Source:
+    return Quiet() if purpose in ("private counts", "private labels") else seeded(3)(purpose, *place)
+
+
+@pytest.fixture
+def same_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    fedsat.flower.client._cached_engine.cache_clear()
+    monkeypatch.setattr(fedsat.flower.client, "secure", repeatable)
+    monkeypatch.setattr(fedsat.flower.remote, "secure", repeatable)
+
+
+def simulate(table: dict[str, Any]) -> Run:
+    run = fedsat.prepare(fedsat.configure(**table))
+    run.setup.engine.protection = Protection(run.setup.config.privacy, repeatable)
+    return train(run)
+
+
+@pytest.mark.usefixtures("same_noise")
+@pytest.mark.parametrize(
+    ("method", "privacy", "counts"),
+    [
+        ("fedavg", LOCAL, "each"),
+        ("scaffold", LOCAL, "each"),
+        ("fedsat", LOCAL, "each"),
+        ("fedsat", LOCAL, "sums"),
+        ("fedavg", CENTRAL, "each"),
+        ("feddyn", CENTRAL, "each"),
+    ],
+)
+def test_nodes_compute_what_a_simulation_computes(
+    method: str, privacy: dict[str, Any], counts: Any, clouds: Path
+) -> None:
+    table = settings(clouds, algorithm=method, privacy=privacy)
+    alone = simulate(table)
+    together = federate(
+        FaultyNodes(*nodes(clouds)), fedsat.configure(**table), Terms(timeout=60, wait=60, worker_counts=counts)
+    )
+    for line, other in zip(together.records, alone.records, strict=True):
+        assert line.metrics["worst_client_accuracy"] is None  # nodes do not report it
+        for name in line.metrics:
+            if "client" in name:
+                line.metrics[name] = other.metrics[name]
+        assert line.epsilon == pytest.approx(other.epsilon if privacy is LOCAL else unamplified(alone, line.round))
+    assert_same(together, alone)
+
+
+def unamplified(run: Run, rounds: int) -> float:
+    ledger = run.setup.config.ledger(on_nodes=True)
+    assert ledger is not None
+    return ledger.epsilon(rounds)
+
+
+def test_a_budget_stops_a_federation(clouds: Path) -> None:
+    free = fedsat.configure(**settings(clouds, algorithm="fedavg", privacy=CENTRAL, rounds=4))
+    ledger = free.ledger(on_nodes=True)
+    assert ledger is not None
+    table = {**settings(clouds, algorithm="fedavg", privacy=CENTRAL, rounds=4), "budget": f"{ledger.epsilon(2)},1e-5"}
+    run = federate(FaultyNodes(*nodes(clouds)), fedsat.configure(**table))
+    assert [line.epsilon for line in run.records] == [ledger.epsilon(1), ledger.epsilon(2)]
+    assert "privacy budget allows no further round" in str(run.stopped)
+
+
+def test_repeated_requests_are_charged(clouds: Path) -> None:
+    """A node is silent when it is first asked; it may have sent its update, so all of this round counts twice."""
+    grid, asked = FaultyNodes(*nodes(clouds)), list[str]()
+
+    def late(request: Request, reply: RecordDict) -> RecordDict | None:
+        asked.append(request.kind)
+        return None if request.kind == "train" and asked.count("train") == 1 else reply
+
+    grid.faults[next(iter(grid.contexts))] = late
+    table = settings(clouds, algorithm="fedavg", privacy=LOCAL, per_round=5, rounds=2)
+    run = federate(grid, fedsat.configure(**table), Terms(1.0, timeout=0.5, wait=5))
+    assert [line.repeated for line in run.records] == [1, None]
+    noise = LOCAL["dp_noise"]
+    assert [line.epsilon for line in run.records] == [gaussian_epsilon(((noise, n),), 1e-5) for n in (2, 3)]
+
+
+def test_what_nodes_send_is_noised_and_carries_no_loss(clouds: Path) -> None:
+    """The noise on T is drawn once; Z and TP get new noise for every model."""
+    privacy = {**LOCAL, "dp_counts": 3.0}
+    table = settings(clouds, algorithm="fedsat", privacy=privacy, per_round=2, workers=4, rounds=6)
+    grid, labels, counts = FaultyNodes(*nodes(clouds)), dict[int, list[Any]](), list[float]()
+
+    def listen(request: Request, reply: RecordDict) -> RecordDict:
+        if request.kind == "train":
+            trained = Trained.unpack(reply)
+            assert trained.loss == 0
+            counts.extend(trained.counts["counts"].flatten().tolist())
+        elif request.kind == "evaluate.worker":
+            found = WorkerCounts.unpack(reply)
+            counts.extend(torch.cat([own.flatten() for own in found.counts.values()]).tolist())
+            labels.setdefault(request.node, []).append(found.labels)
+        return reply
+
+    for node in grid.contexts:
+        grid.faults[node] = listen
+    run = federate(grid, fedsat.configure(**table))
+    assert len(run.records) == 6
+    assert np.std(counts) == pytest.approx(3.0 * 2 * 9, rel=0.3)  # counts themselves are at most 9
+    assert max(sum(bool(one) for one in sent) for sent in labels.values()) == 1
+    assert not any(kind == "evaluate" for _, kind in grid.requests)
+
+
+def test_noise_on_labels_outlives_a_second_greeting(clouds: Path) -> None:
+    records = RecordDict()
+    memory = Memory(records)
+    memory.reset()
+    memory.labels, memory.spent = torch.tensor([3, -1]), {0.2: 4}
+    secret = memory.secret
+    again = Memory(records)
+    again.reset()
+    assert again.secret != secret
+    assert again.labels is not None
+    assert again.labels.tolist() == [3, -1]
+    assert again.spent == {0.2: 4}
+
+
+def test_a_node_keeps_to_its_own_budget(clouds: Path, tmp_path: Path) -> None:
+    """The server asks for more than the owner agreed to: the node refuses the request that would exceed its budget."""
+    allowed = gaussian_epsilon(((4.0, 2),), 1e-5) + 1e-9
+    own = tmp_path / "agreement.toml"
+    own.write_text(LENIENT.read_text() + f'budget = "{allowed},1e-5"\n')
+    table = settings(clouds, algorithm="fedavg", per_round=5, rounds=3)
+    careful = [{**nodes(clouds)[0], "agreement": str(own)}, *nodes(clouds)[1:]]
+    run = federate(
+        FaultyNodes(*careful),
+        fedsat.configure(**table, privacy={"name": "local", "dp_noise": 4.0}),
+        Terms(timeout=5, wait=5, retries=0),
+    )
+    assert [0 in line.clients for line in run.records] == [True, True, False]
+    assert "this node's privacy" in run.records[2].left_out[0]["why"]
+    open_ = federate(FaultyNodes(*careful), fedsat.configure(**table), Terms(timeout=5, wait=5, retries=0))
+    assert 0 not in open_.records[0].clients
+    assert "privacy must be 'local'" in open_.records[0].left_out[0]["why"]
+
+
+def test_an_update_that_its_node_did_not_clip_is_refused(clouds: Path) -> None:
+    grid = FaultyNodes(*nodes(clouds))
+
+    def longer(request: Request, reply: RecordDict) -> RecordDict | Failure:
+        if request.kind != "train":
+            return reply
+        sent = Trained.unpack(reply)
+        for tensor in sent.model.params.values():
+            tensor.add_(0.1)
+        forged = sent.pack()
+        forged["request"] = reply["request"]
+        return forged
+
+    grid.faults[next(iter(grid.contexts))] = longer
+    table = settings(clouds, algorithm={"name": "fedsat", "weighting": "uniform"}, privacy=CENTRAL, per_round=5)
+    run = federate(grid, fedsat.configure(**table), Terms(timeout=5, wait=5, retries=0))
+    assert all(0 not in line.clients and len(line.clients) == 4 for line in run.records)
+    assert "long, but dp_clip is 0.3" in run.records[0].left_out[0]["why"]
+
+
+@pytest.mark.parametrize(
+    ("others", "terms", "why"),
+    [
+        ({}, Terms(wait=0.1, test="nodes", class_names="a,b,c"), "test is 'nodes'"),
+        ({"client_accuracy": "local"}, Terms(wait=0.1), "client_accuracy is 'local'"),
+        ({"client_accuracy": "test-split"}, Terms(wait=0.1), "client_accuracy is 'test-split'"),
+    ],
+)
+def test_exact_numbers_are_refused(others: dict[str, Any], terms: Terms, why: str, clouds: Path) -> None:
+    table = settings(clouds, algorithm="fedavg", privacy=CENTRAL, **others)
+    with pytest.raises(UsageError, match=why):
+        prepare(FaultyNodes(*nodes(clouds)), fedsat.configure(**table), terms)
