@@ -82,7 +82,7 @@ def test_other_datasets_are_tables() -> None:
     assert made.schema is not None
     assert (made.class_names, len(made.train), len(made.test)) == (("ill", "well"), 36, 9)
     assert [column.kind for column in made.schema.columns] == ["number", "category"]
-    assert "6 validation samples join" in made.note
+    assert "6 validation samples are added" in made.note
     run = fedsat.run(dataset=table(60, names=False), partition="iid", clients=3, per_round=2, **RUN)
     assert (run.setup.config.model["name"], run.setup.engine.class_names) == ("tabular", ("0", "1"))
 
