@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedsat.algorithms import Model
 from fedsat.data import Federation
+from fedsat.engine.groups import group_lanes
 from fedsat.engine.lanes import Stretch
-from fedsat.engine.steps import EagerSteps, Lanes, Plan, advance, stepping_task
+from fedsat.engine.plan import Lanes
+from fedsat.engine.steps import EagerSteps, advance
 from fedsat.tree import State
 
 aten: Any = torch.ops.aten
@@ -48,12 +51,13 @@ class RecordedSteps(EagerSteps):
     recordings: dict[tuple[int, bool], Callable[..., list[Tensor]]]
     compiled = False
 
-    def run_round(self, stretch: Stretch) -> Lanes:
+    def take(self, stretch: Stretch) -> Lanes:
         """Take the same steps as the eager class, without augmentation."""
         assert self._lanes is not None
         plan, width = self._plan, stretch.width
         lanes = self._lanes.take(slice(0, width))
-        given = {"params": plan.start.params, "buffers": plan.start.buffers, **plan.received}
+        (run,) = plan.runs
+        given = {"params": run.start.params, "buffers": run.start.buffers, **run.received}
         for step in range(stretch.begin, stretch.end):
             kind = width, bool(plan.partial[step, :width].any())
             trees, rows = lanes.trees(), plan.table[step, :width]
@@ -68,9 +72,9 @@ class RecordedSteps(EagerSteps):
         def one_step(changing: list[Tensor], constant: list[Tensor], batch_rows: Tensor) -> list[Tensor]:
             received, lanes = filled(given, constant), Lanes.of(filled(trees, changing))
             start = Model(received.pop("params"), received.pop("buffers"))
-            plan = Plan(start, received, self._plan.table, None, self._plan.partial)
-            task = stepping_task(self._engine, self._network, plan, lanes)
-            advance(self._engine, self._network, task, lanes, self._engine.batch(batch_rows), padded)
+            runs = [replace(run, start=start, received=received) for run in self._plan.runs]
+            groups = group_lanes(runs, self._network, lanes)
+            advance(groups, self._network, lanes, self._plan.batch(batch_rows, None), padded)
             return flat(lanes.trees())
 
         copies = [tensor.clone() for tensor in flat(trees)]  # recording takes the step
@@ -101,7 +105,7 @@ def contender(workload: str, method: str, steps: type[EagerSteps]) -> OurEngine:
     if issubclass(steps, RecordedSteps):
         steps.recordings = {}
     engine: Any = ours._engine
-    engine.steps = lambda plan: steps(engine, engine.stacked, plan)
+    engine.alone.steps = lambda plan: steps(engine.stacked, plan, engine.threads)
     return ours
 
 

@@ -39,8 +39,8 @@ def graphed(monkeypatch: pytest.MonkeyPatch, algorithm: str, **local: Any) -> tu
     engine = make_engine(
         algorithms.build(algorithm), engine=stacked, partition=partition, clients=9, lanes=2, local=local
     )
-    steps = CountedSteps(engine, engine.stacked)
-    engine._graphed = steps
+    steps = CountedSteps([engine], engine.stacked)
+    engine.alone._graphed = steps
     return engine, steps
 
 
@@ -67,7 +67,7 @@ def test_a_schedule_captures_no_step_again(
     assert 0 < scheduled.captured == steps.captured
     assert len({result.lr for result in rounds}) == 4
     eager, _ = graphed(monkeypatch, algorithm, **local, lr_schedule=lr_schedules.build(schedule))
-    eager._graphed = None
+    eager.alone._graphed = None
     one, _ = run_rounds(eager, 4)
     assert furthest(one.server.model.params, many.server.model.params) == 0
     assert all(furthest(tree, many.server.memory[name]) == 0 for name, tree in one.server.memory.items())

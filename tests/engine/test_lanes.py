@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsat.engine.lanes import batch_rows, lane_table, seat_clients, stretches
+from fedsat.engine.lanes import batch_rows, lane_table, seat_clients, seat_runs, stretches
 
 
 @settings(max_examples=100, deadline=None)
@@ -33,6 +33,15 @@ def test_longest_first_and_no_idle_lane() -> None:
     seats = seat_clients([2, 5, 3, 2], 2)
     assert max(seat.end for seat in seats) == 7
     assert [(s.begin, s.end, s.width) for s in stretches(seats)] == [(0, 3, 2), (3, 5, 2), (5, 7, 1)]
+
+
+def test_runs_take_turns_in_the_lanes() -> None:
+    # Run 0 has clients 0 and 1 in lanes 0 and 2, run 1 has client 2 in lane 1; lane 3 is idle.
+    seats = seat_runs([[2, 3], [4]], 2)
+    assert sorted((s.client, s.lane, s.begin, s.end) for s in seats) == [(0, 2, 0, 2), (1, 0, 0, 3), (2, 1, 0, 4)]
+    assert [(s.begin, s.end, s.width) for s in stretches(seats, 2)] == [(0, 2, 4), (2, 3, 2), (3, 4, 2)]
+    rows = [np.full((steps, 1), client) for client, steps in enumerate((2, 3, 4))]
+    assert lane_table(seats, rows, -1, 2)[..., 0].tolist() == [[1, 2, 0, -1]] * 2 + [[1, 2, -1, -1], [-1, 2, -1, -1]]
 
 
 def test_padding_repeats_a_sample_of_the_batch_marked() -> None:

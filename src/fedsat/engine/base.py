@@ -81,6 +81,13 @@ class BaseEngine:
         shape, classes = self.federation.dataset.input_shape, self.federation.dataset.classes
         return Counter(self.network, examples, classes, evaluation_batch(module, shape, self.device))
 
+    def share_examples(self, other: BaseEngine) -> None:
+        """Use the other engine's copy of equal samples, and what evaluates models on them."""
+        if self.train_examples.equal(other.train_examples):
+            self.train_examples, self.train_counter = other.train_examples, other.train_counter
+        if self.test_examples.equal(other.test_examples):
+            self.test_examples, self.test_counter = other.test_examples, other.test_counter
+
     @property
     def clients(self) -> int:
         """N, the number of clients."""

@@ -11,9 +11,9 @@ from fedsat.algorithms import Algorithm
 from fedsat.data import Federation
 from fedsat.engine.fold import CannotFoldError, FoldedNetwork
 from fedsat.engine.network import ModuleNetwork
+from fedsat.engine.plan import StackedNetwork
 from fedsat.engine.sequential import SequentialEngine
 from fedsat.engine.stacked import StackedEngine
-from fedsat.engine.steps import StackedNetwork
 from fedsat.engine.vmapped import VmapNetwork
 from fedsat.errors import UsageError
 from fedsat.rounds.local import LocalTraining

@@ -26,6 +26,11 @@ class Examples:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def equal(self, other: Examples) -> bool:
+        """Whether the other examples are the same samples, normalised in the same way."""
+        mine, theirs = ((one.images, one.labels, one._factor, one._shift) for one in (self, other))
+        return all(map(torch.equal, mine, theirs))
+
     def inputs(self, indices: Tensor, crops: Tensor | None = None) -> Tensor:
         """Return the normalised inputs at `indices`, [n, …], cropped and flipped if `crops` [n, 3] is given."""
         images = self.images.index_select(0, indices)  # much faster on a CPU than [indices]

@@ -7,50 +7,56 @@ learning rate changes between rounds, it is read from the device as well.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from fedsat.engine.base import BaseEngine
+from fedsat.engine.groups import group_lanes
 from fedsat.engine.lanes import Stretch
-from fedsat.engine.steps import Lanes, Plan, StackedNetwork, advance, stepping_task
+from fedsat.engine.plan import Lanes, Plan, RunPlan, StackedNetwork
+from fedsat.engine.steps import advance
 from fedsat.tree import State, Tree, tree_map, write
 
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
-"""Numbers of lanes with a graph. Other widths use the next larger one. The results of unused lanes are discarded, which
-is cheaper than capturing a graph for every width."""
+"""Numbers of lanes of a run with a graph. Other widths use the next larger one. The results of unused lanes are
+discarded, which is cheaper than capturing a graph for every width."""
 
 
 class GraphedSteps:
     """Replays one graph per width, for full or padded batches; graphs are reused in later rounds."""
 
-    def __init__(self, engine: BaseEngine, network: StackedNetwork) -> None:
-        self._engine, self._network = engine, network
+    def __init__(self, engines: Sequence[BaseEngine], network: StackedNetwork) -> None:
+        self._engines, self._network = engines, network
+        self._device = engines[0].device
         self._graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
         self._lanes: Lanes | None = None
         self._plan: Plan | None = None
         self._pool = torch.cuda.graph_pool_handle()  # graphs never run at the same time, so they can share memory
-        self._counter = torch.zeros(1, dtype=torch.int64, device=engine.device)
-        kind = next(iter(engine.initial_model.params.values())).dtype
-        self._rate = torch.zeros((), dtype=kind, device=engine.device)
+        self._counter = torch.zeros(1, dtype=torch.int64, device=self._device)
+        kind = next(iter(engines[0].initial_model.params.values())).dtype
+        self._rates = torch.zeros(len(engines), dtype=kind, device=self._device)
 
     def load(self, plan: Plan) -> GraphedSteps:
         """Prepare a round; graphs of earlier rounds are reused if the round fits into their memory."""
         if self._plan is None or not _fits(plan, self._plan):
             self._forget()
             self._plan = _roomy(plan)
-        write(self._plan.start.params, plan.start.params)
-        write(self._plan.start.buffers, plan.start.buffers)
-        for name, tree in plan.received.items():
-            write(self._plan.received[name], tree)
+        for own, run in zip(self._plan.runs, plan.runs, strict=True):
+            write(own.start.params, run.start.params)
+            write(own.start.buffers, run.start.buffers)
+            for name, tree in run.received.items():
+                write(own.received[name], tree)
         steps, lanes = plan.table.shape[:2]
         self._plan.table[:steps, :lanes].copy_(plan.table)
         if plan.crops is not None and self._plan.crops is not None:
             self._plan.crops[:steps, :lanes].copy_(plan.crops)
-        self._plan = replace(self._plan, lr=plan.lr, partial=plan.partial)
+        self._plan = replace(self._plan, partial=plan.partial)
         self._counter.zero_()
-        self._rate.fill_(plan.lr)
+        for rate, run in zip(self._rates.unbind(), plan.runs, strict=True):
+            rate.fill_(run.lr)
         return self
 
     def enter(self, newcomers: Lanes, places: list[int]) -> None:
@@ -64,7 +70,8 @@ class GraphedSteps:
         """Replay the graphs of a stretch's steps."""
         assert self._lanes is not None
         assert self._plan is not None
-        width = min(size for size in (*WIDTHS, self._plan.table.shape[1]) if size >= stretch.width)
+        runs, most = len(self._plan.runs), self._plan.table.shape[1]
+        width = min(size for size in (*(runs * size for size in WIDTHS), most) if size >= stretch.width)
         for step in range(stretch.begin, stretch.end):
             self._graph(width, bool(self._plan.partial[step, : stretch.width].any())).replay()
         return self._lanes.take(slice(0, stretch.width))
@@ -82,15 +89,15 @@ class GraphedSteps:
         """Capture one step of the first lanes after a few warm-up steps on a copy, as torch requires."""
         assert self._lanes is not None
         lanes = self._lanes.take(slice(0, width))
-        side = torch.cuda.Stream(self._engine.device)  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream(self._engine.device))
+        side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream(self._device))
         with (
-            torch.random.fork_rng([self._engine.device]),
+            torch.random.fork_rng([self._device]),
             torch.cuda.stream(side),
         ):  # warm-up must not use random numbers
             for _ in range(3):
                 self._advance(_repeated(lanes, width), width, padded)
-        torch.cuda.current_stream(self._engine.device).wait_stream(side)
+        torch.cuda.current_stream(self._device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
             self._step(lanes, width, padded)
@@ -108,11 +115,11 @@ class GraphedSteps:
         plan = self._plan
         rows = plan.table[:, :width].index_select(0, self._counter)[0]
         crops = None if plan.crops is None else plan.crops[:, :width].index_select(0, self._counter)[0]
-        batch = self._engine.batch(rows, crops)
-        task = stepping_task(self._engine, self._network, plan, lanes)
-        if not self._engine.training.lr_schedule.constant:
-            task = replace(task, lr=self._rate)
-        advance(self._engine, self._network, task, lanes, batch, padded)
+        runs = [self._rated(run, rate) for run, rate in zip(plan.runs, self._rates.unbind(), strict=True)]
+        advance(group_lanes(runs, self._network, lanes), self._network, lanes, plan.batch(rows, crops), padded)
+
+    def _rated(self, run: RunPlan, rate: Tensor) -> RunPlan:
+        return run if run.engine.training.lr_schedule.constant else replace(run, lr=rate)
 
 
 def _fits(plan: Plan, room: Plan) -> bool:
@@ -130,10 +137,12 @@ def _roomy(plan: Plan) -> Plan:
     def own(tree: Tree) -> Tree:
         return tree_map(in_tap_order, tree)
 
-    received: State = {name: own(tree) for name, tree in plan.received.items()}
-    start = replace(plan.start, params=own(plan.start.params), buffers=own(plan.start.buffers))
+    def kept(run: RunPlan) -> RunPlan:
+        start = replace(run.start, params=own(run.start.params), buffers=own(run.start.buffers))
+        return replace(run, start=start, received={name: own(tree) for name, tree in run.received.items()})
+
     crops = None if plan.crops is None else longer(plan.crops)
-    return Plan(start, received, plan.lr, longer(plan.table), crops, plan.partial)
+    return Plan(tuple(map(kept, plan.runs)), longer(plan.table), crops, plan.partial)
 
 
 def _repeated(lanes: Lanes, count: int) -> Lanes:

@@ -1,0 +1,120 @@
+"""A stack: the clients of one or several runs, trained at once.
+
+Runs whose tensors have the same shapes (seeds, settings of a method, learning rates, partitions) can train together. A
+step of all of them costs little more than a step of one where it is the number of operations that takes the time, not
+the arithmetic. Each run gets the numbers that it gets alone: its clients have lanes of their own (see `lanes`), and its
+method's functions see only these (see `groups.Group`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from fedsat.engine.base import tuned_kernels
+from fedsat.engine.graphs import GraphedSteps
+from fedsat.engine.lanes import Seat, lane_table, seat_runs, stretches
+from fedsat.engine.local_round import LocalRound, Request
+from fedsat.engine.plan import Lanes, Plan
+from fedsat.engine.steps import EagerSteps, Steps
+from fedsat.rounds.local import TrainedRound
+from fedsat.seeding import generator
+
+if TYPE_CHECKING:
+    from fedsat.engine.stacked import StackedEngine
+
+logger = logging.getLogger(__name__)
+
+
+class Stack:
+    """Trains rounds of the runs that these engines belong to, one of each run at a time."""
+
+    def __init__(self, engines: Sequence[StackedEngine]) -> None:
+        first, *others = self.engines = list(engines)
+        for engine in others:
+            engine.share_examples(first)
+        self.device, self.network = first.device, first.stacked
+        self._graphed = self._new_graphs()
+
+    def _new_graphs(self) -> GraphedSteps | None:
+        return GraphedSteps(self.engines, self.network) if self.device.type == "cuda" else None
+
+    @property
+    def lanes(self) -> int:
+        """The most lanes of a run."""
+        return max(1, min(engine.lanes for engine in self.engines) // len(self.engines))
+
+    def train(self, requests: Sequence[Request]) -> list[TrainedRound]:
+        """Train a round of every run. If the GPU runs out of memory, halve the lanes and begin again."""
+        generators = [] if self.device.type == "cpu" else [self.device]
+        with torch.random.fork_rng(devices=generators), self.engines[0].threads.applied():
+            while True:
+                # Only dropout in user models uses torch's global generator, which is restored afterwards.
+                seed, number = self.engines[0].training.seed, requests[0].number
+                torch.manual_seed(int(generator(seed, "dropout", number).integers(2**62)))
+                try:
+                    with tuned_kernels():
+                        return self._train_round(requests)
+                except torch.cuda.OutOfMemoryError:
+                    lanes = min(self.lanes, max(len(request.clients) for request in requests))
+                    if lanes == 1 or self._graphed is None:
+                        raise
+                    for engine in self.engines:
+                        engine.lanes = lanes // 2 * len(self.engines)
+                    self._graphed = self._new_graphs()
+                torch.cuda.empty_cache()
+                logger.warning("round %d: out of GPU memory with %d lanes; retrying with %d", number, lanes, self.lanes)
+
+    def steps(self, plan: Plan) -> Steps:
+        """Return what takes the steps of a round; on a GPU, CUDA graphs."""
+        if self._graphed is None:
+            return EagerSteps(self.network, plan, self.engines[0].threads)
+        return self._graphed.load(plan)
+
+    def _train_round(self, requests: Sequence[Request]) -> list[TrainedRound]:
+        """Run all stretches and collect the clients' results by run."""
+        rounds = [
+            LocalRound(engine, self.network, request) for engine, request in zip(self.engines, requests, strict=True)
+        ]
+        seats = seat_runs([each.steps for each in rounds], self.lanes)
+        steps, runs = self.steps(self._plan(rounds, seats)), len(rounds)
+        firsts = np.cumsum([0, *(len(each.steps) for each in rounds)]).tolist()
+        found: list[list[TrainedRound]] = [[] for _ in rounds]
+        order: list[list[int]] = [[] for _ in rounds]
+        for stretch in stretches(seats, runs):
+            if stretch.entering:
+                entering = sorted(stretch.entering, key=lambda seat: seat.lane % runs)
+                newcomers = Lanes.join(
+                    rounds[run].begin([seat.client - firsts[run] for seat in own])
+                    for run, own in _by_run(entering, runs)
+                )
+                steps.enter(newcomers, [seat.lane for seat in entering])
+            lanes = steps.take(stretch)
+            for run, own in _by_run(stretch.leaving, runs):
+                places = [seat.client - firsts[run] for seat in own]
+                found[run].append(rounds[run].end(lanes.take([seat.lane for seat in own]), places))
+                order[run] += places
+        return [
+            TrainedRound.of(parts).take(np.argsort(places).tolist()) for parts, places in zip(found, order, strict=True)
+        ]
+
+    def _plan(self, rounds: Sequence[LocalRound], seats: Sequence[Seat]) -> Plan:
+        rows, runs = [own for each in rounds for own in each.rows], len(rounds)
+        crops = [own for each in rounds for own in each.crops]
+        padded = [np.any(own < 0, axis=1, keepdims=True) for own in rows]
+        return Plan(
+            runs=tuple(each.plan for each in rounds),
+            table=torch.from_numpy(lane_table(seats, rows, -1, runs)).to(self.device),
+            crops=torch.from_numpy(lane_table(seats, crops, 0, runs)).to(self.device) if crops else None,
+            partial=lane_table(seats, padded, 0, runs)[..., 0],
+        )
+
+
+def _by_run(seats: Iterable[Seat], runs: int) -> list[tuple[int, list[Seat]]]:
+    """Return the runs that have some of the seats, each with these."""
+    each = [(run, [seat for seat in seats if seat.lane % runs == run]) for run in range(runs)]
+    return [(run, own) for run, own in each if own]
