@@ -90,7 +90,7 @@ def test_report_and_load(tmp_path: Path) -> None:
     assert stored.summary["accuracy"] == run.summary["accuracy"]
     assert stored.model().keys() == {**run.model.params, **run.model.buffers}.keys()
     assert stored.model("averaged.safetensors").keys() == stored.model().keys()
-    with pytest.raises(UsageError, match=r"has no worst.safetensors; it has averaged.safetensors, best.safetensors"):
+    with pytest.raises(UsageError, match=r"has no worst.safetensors; it has averaged.safetensors, model.safetensors"):
         stored.model("worst.safetensors")
     for given in (run, stored, tmp_path / "one", str(tmp_path)):
         page = fedsat.report(given, out=tmp_path / "page.html")

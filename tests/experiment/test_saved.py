@@ -21,7 +21,7 @@ from fedsat.experiment.store import identity
 from tests.support.patients import write_patients
 from tests.support.runs import TINY
 
-EXACT: dict[str, Any] = {**TINY, "rounds": 2, "precision": "float64"}
+EXACT: dict[str, Any] = {**TINY, "rounds": 2, "precision": "float64", "select": "test:accuracy"}
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def test_predictions_are_those_of_the_evaluation(digits: fedsat.Run) -> None:
     assert digits.setup.federation is not None
     test = digits.setup.federation.dataset.test
     evaluation = digits.setup.engine.evaluate([digits.model], "expected")[0]
-    found = fedsat.load(folder_of(digits)).predict(test.images)
+    found = fedsat.load(folder_of(digits)).predict(test.images, model="last")
     np.testing.assert_allclose(found.probabilities, evaluation.scores, rtol=1e-12)
     assert (found.classes == test.labels).mean() == evaluation.accuracy
     assert list(found.labels[:3]) == [str(label) for label in found.classes[:3]]
@@ -114,7 +114,7 @@ def test_an_old_file_says_what_it_lacks(digits: fedsat.Run, tmp_path: Path) -> N
     old = fedsat.load(tmp_path)
     assert set(old.model()) == set(fedsat.load(folder).model())
     with pytest.raises(UsageError, match="holds weights only: an older version of fedsat wrote it, without"):
-        old.predict(np.zeros((1, 28, 28), np.uint8))
+        old.predict(np.zeros((1, 28, 28), np.uint8))  # the last model: no other was chosen
     save_file(load_file(folder / "model.safetensors"), path, metadata={"format": "pt"})
     with pytest.raises(UsageError, match="metadata cannot be read"):
         old.predictor()

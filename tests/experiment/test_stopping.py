@@ -10,13 +10,14 @@ import pytest
 import fedsat
 from fedsat.errors import UsageError
 from fedsat.experiment.folder import read_summary
-from fedsat.experiment.stopping import EarlyStopping, TimeBudget, best_record
+from fedsat.experiment.stopping import Criterion, EarlyStopping, TimeBudget, best_record
 from fedsat.experiment.store import StoredRun
 from fedsat.metrics import METRICS, RoundRecord
 from tests.support.runs import TINY, killed_after, results
 
 STOPPING: dict[str, Any] = {
-    **TINY, "algorithm": "fedavg", "rounds": 30, "evaluate_every": 1, "lr": 3.0, "early_stop": "loss", "patience": 2,
+    **TINY, "algorithm": "fedavg", "rounds": 30, "evaluate_every": 1, "lr": 3.0, "early_stop": "test:loss",
+    "patience": 2,
 }  # fmt: skip
 """A rate at which the loss soon stops falling."""
 
@@ -24,28 +25,41 @@ STOPPING: dict[str, Any] = {
 def recorded(*values: float | None, name: str = "loss", seconds: float = 1.0) -> list[RoundRecord]:
     """Records with a metric; rounds with None were not evaluated."""
     return [
-        RoundRecord(number, 0.0, [], [], 1.0, 0, 0, seconds={"train": seconds}, metrics={} if v is None else {name: v})
+        RoundRecord(
+            number,
+            0.0,
+            [],
+            [],
+            1.0,
+            0,
+            0,
+            seconds={"train": seconds},
+            metrics={} if v is None else {"accuracy": 0.0, name: v},
+        )
         for number, v in enumerate(values, start=1)
     ]
 
 
 def test_patience_counts_rounds_since_the_best() -> None:
-    rule = EarlyStopping(METRICS["loss"], patience=3)
+    rule = EarlyStopping(Criterion(METRICS["loss"], on_test=True), patience=3)
     assert rule.reason([]) is None
     assert rule.reason(recorded(5, 3, 4, 3)) is None
-    assert rule.reason(recorded(5, 3, 4, 3, 3)) == "loss has not improved for 3 rounds; it was 3 in round 2"
+    assert rule.reason(recorded(5, 3, 4, 3, 3)) == "test:loss has not improved for 3 rounds; it was 3 in round 2"
     assert rule.reason(recorded(5, 3, 4, 2, 3)) is None
     assert rule.reason(recorded(None, None, None, 5)) is None
     assert rule.reason(recorded(None, 5, None, 6, None)) is None  # the last round was not evaluated
-    assert rule.reason(recorded(None, 5, None, 6, None, 6)) == "loss has not improved for 3 rounds; it was 5 in round 2"
+    assert (
+        rule.reason(recorded(None, 5, None, 6, None, 6))
+        == "test:loss has not improved for 3 rounds; it was 5 in round 2"
+    )
 
 
 def test_a_gain_must_exceed_the_smallest_one() -> None:
-    accuracy = METRICS["accuracy"]
+    accuracy = Criterion(METRICS["accuracy"], on_test=True)
     records = recorded(0.5, 0.55, 0.6, 0.61, name="accuracy")  # 0.05 in two rounds is not above 0.09; 0.1 is
     assert best_record(records, accuracy, 0.09) is records[2]
     assert best_record(records, accuracy) is records[3]
-    assert best_record(recorded(0.5, name="loss"), accuracy) is None
+    assert best_record(recorded(None), accuracy) is None
 
 
 def test_the_budget_counts_the_recorded_seconds() -> None:
@@ -72,8 +86,10 @@ def test_the_best_model_by_the_metric_is_the_final_one(tmp_path: Path) -> None:
     best = losses.index(min(losses))
     assert 3 <= len(losses) == best + 3 < 30
     summary = read_summary(tmp_path)
-    assert summary["stopped"] == f"loss has not improved for 2 rounds; it was {losses[best]:.4g} in round {best + 1}"
-    assert summary["restored"] == {"round": best + 1, "metric": "loss", "value": losses[best]}
+    assert (
+        summary["stopped"] == f"test:loss has not improved for 2 rounds; it was {losses[best]:.4g} in round {best + 1}"
+    )
+    assert summary["restored"] == {"round": best + 1, "metric": "test:loss", "value": losses[best]}
     assert summary["loss"] == losses[-1]
     assert run.setup.engine.evaluate([run.model], "expected")[0].loss == losses[best]
     stored = StoredRun.read(tmp_path)
@@ -116,7 +132,15 @@ def test_an_optimizer_of_ones_own_is_used() -> None:
     ("settings", "message"),
     [
         ({"early_stop": "recall"}, "unknown metric of early_stop: 'recall'"),
-        ({"restore_best": True}, "restore_best needs the metric"),
+        ({"restore_best": True}, "restore_best needs samples to choose the best model by"),
+        ({"early_stop": "loss"}, "early_stop is 'loss', but there are no validation samples; .* or use 'test:loss'"),
+        ({"select": "loss"}, "select is 'loss', but there are no validation samples"),
+        ({"select": "test:recall", "validation": 0.2}, "unknown metric of select: 'recall'"),
+        ({"select": "auroc", "validation": 0.2}, "select is 'auroc', which is not recorded; add it to metrics"),
+        (
+            {"select": "loss", "validation": 0.2, "algorithm": "fedavg", "privacy": "central", "dp_noise": 1.0},
+            "select is 'loss', but clients report no results on validation samples, which would cost privacy",
+        ),
         ({"lr_schedule": {"name": "cosine", "warmup": 6}}, "lr_schedule.warmup is 6; the run has 6 rounds"),
         ({"momentum": 0.5, "algorithm": "fedlada"}, r"fedlada does not take momentum \(here 0.5\)"),
         ({"clip": 1, "algorithm": "fedsat:paper"}, r"fedsat:paper does not take clip \(here 1\)"),

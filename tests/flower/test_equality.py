@@ -257,3 +257,28 @@ def write(folder: Path, dataset: Dataset) -> None:
     for prefix, split in (("", dataset.train), ("test_", dataset.test)):
         np.save(folder / f"{prefix}images.npy", split.images)
         np.save(folder / f"{prefix}labels.npy", split.labels)
+
+
+def test_nodes_choose_the_best_model_as_in_a_simulation(clouds: Path, tmp_path: Path) -> None:
+    config = settings(clouds, algorithm="fedsat", validation=0.3)
+    run = federate(FaultyNodes(*nodes(clouds)), fedsat.configure(**config), out=tmp_path)
+    alone = fedsat.run(**config)
+    for mine, other in zip(run.records, alone.records, strict=True):
+        assert mine.validation["recall"] == other.validation["recall"]
+        for name in ("balanced_accuracy", "loss", "worst_client_accuracy"):
+            assert mine.validation[name] == pytest.approx(other.validation[name], rel=1e-5)
+    assert run.selected is not None
+    assert alone.selected is not None
+    assert run.selected["round"] == alone.selected["round"]
+    assert StoredRun.read(tmp_path).predictor().info.selected_by == "balanced_accuracy"
+
+
+def test_nodes_that_report_sums_only_choose_no_model(clouds: Path) -> None:
+    terms = Terms(timeout=60, wait=60, worker_counts="sums")
+    table = settings(clouds, algorithm="fedsat", validation=0.3)
+    grid = FaultyNodes(*nodes(clouds))
+    assert federate(grid, fedsat.configure(**{**table, "rounds": 1}), terms).selected is None
+    with pytest.raises(fedsat.UsageError, match="select is 'loss', but with worker_counts = 'sums', nodes report no"):
+        federate(grid, fedsat.configure(**table, select="loss"), terms)
+    with pytest.raises(fedsat.UsageError, match="select is 'auroc', which nodes do not report"):
+        federate(grid, fedsat.configure(**table, select="auroc", metrics=["auroc"]))

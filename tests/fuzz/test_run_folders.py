@@ -19,7 +19,9 @@ FILES = [
     "checkpoints/round-000004.json", "checkpoints/round-000004.safetensors", "checkpoints/round-000002.json",
     "checkpoints/round-000002.safetensors", "metrics.jsonl", "best.safetensors",
 ]  # fmt: skip
-SETTINGS: dict[str, Any] = {"clients": 4, "per_round": 2, "workers": 2, "hidden": [2], "algorithm": "fedsat"}
+SETTINGS: dict[str, Any] = {
+    "clients": 4, "per_round": 2, "workers": 2, "hidden": [2], "algorithm": "fedsat", "validation": 0.2,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

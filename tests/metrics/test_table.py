@@ -12,7 +12,18 @@ import pytest
 
 import fedsat
 from fedsat.errors import DataError, UsageError
-from fedsat.metrics import COMPARED, METRICS, Evaluation, Metric, RoundRecord, find_metrics, measure, metric
+from fedsat.metrics import (
+    COMPARED,
+    METRICS,
+    Evaluation,
+    Metric,
+    RoundRecord,
+    compared,
+    find_metrics,
+    is_imbalanced,
+    measure,
+    metric,
+)
 
 # Class 0: 8 of 10 right; class 1: 1 of 5; class 2 has no test samples.
 EVALUATION = Evaluation(
@@ -168,3 +179,14 @@ def test_lines_of_the_first_version_are_read() -> None:
 def test_only_the_description_is_known() -> None:
     with pytest.raises(UsageError, match="only the description"):
         Metric("auprc", "AUPRC")(EVALUATION)
+
+
+def test_imbalanced_classes_put_balanced_accuracy_first() -> None:
+    assert not is_imbalanced(np.array([[10, 4], [3, 9]]))
+    assert not is_imbalanced(np.array([[9, 1], [0, 0]]))  # one class only
+    assert is_imbalanced(np.array([[10, 5], [3, 7]]))  # 15 samples and 10
+    assert not is_imbalanced(np.array([]))
+    assert [each.name for each in compared(True)] == [
+        "balanced_accuracy", "worst_class_recall", "accuracy", "worst_client_accuracy",
+    ]  # fmt: skip
+    assert compared(False) == COMPARED

@@ -35,7 +35,7 @@ def results(folder: Path) -> dict[str, Any]:
     for table in (*lines, summary):
         del table["seconds"]
     del summary["made_with"]
-    whole = ("config.toml", "model.safetensors", "best.safetensors")
+    whole = ("config.toml", *sorted(path.name for path in folder.glob("*.safetensors")))
     return {"metrics": lines, "summary": summary, **{name: (folder / name).read_bytes() for name in whole}}
 
 

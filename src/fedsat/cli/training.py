@@ -33,7 +33,7 @@ from fedsat.report.export import check_table
 from fedsat.report.groups import find_runs
 from fedsat.report.progress import ConsoleDisplay, describe_setup, say
 from fedsat.report.side_by_side import Comparison
-from fedsat.report.tables import class_table, comparison_table, run_table
+from fedsat.report.tables import class_table, comparison_table, run_table, served_line
 
 PAGE = "report.html"
 
@@ -91,6 +91,7 @@ def show_run(console: Console, stored: StoredRun) -> None:
     console.print(run_table(stored))
     if (classes := class_table(stored)) is not None:
         console.print(classes)
+    say(console, served_line(stored))
 
 
 Target = Annotated[

@@ -157,6 +157,11 @@ class Federation:
         held = self.worker_indices(client)
         return held[reportable(self.dataset.train.labels[held], self.report_at_least)]
 
+    @property
+    def validated(self) -> bool:
+        """Whether any client reports about validation samples."""
+        return bool(self.validation) and any(len(self.reported_indices(client)) for client in range(self.clients))
+
     def summary(self) -> Summary:
         """Return sizes, classes per client, and imbalance."""
         counts = self.class_counts

@@ -17,7 +17,7 @@ from fedsat.algorithms.weighting import with_statement
 from fedsat.data import Federation
 from fedsat.data.splits import divide_among_clients
 from fedsat.engine.capacity import evaluation_batch
-from fedsat.engine.evaluate import Counter
+from fedsat.engine.evaluate import Counter, Tally
 from fedsat.engine.examples import Examples
 from fedsat.engine.network import initial_weights
 from fedsat.errors import UsageError
@@ -180,10 +180,7 @@ class BaseEngine:
 
     def evaluate_held(self, model: Model, held: Sequence[Indices], detail: Detail) -> dict[str, Any]:
         """Return the fields of an evaluation that describe each client's own samples."""
-        indices, owners = self.joined(held)
-        alone = Model(expand(model.params, 1), expand(model.buffers, 1))
-        with tuned_kernels():
-            tally = self.train_counter.count(alone, indices, owners, len(held), len(held) * detail.client_scores)
+        tally = self._tally(model, held, len(held) * detail.client_scores)
         counts = tally.counts.cpu().numpy()
         scores = None if tally.scores is None else tally.scores.cpu().numpy()
         return {
@@ -191,6 +188,30 @@ class BaseEngine:
             "client_confusion": counts,
             "client_histograms": scores,
         }
+
+    def validate(self, model: Model, detail: Detail = NO_DETAIL) -> Evaluation:
+        """Evaluate the global model on the clients' validation samples."""
+        held = [self.federation.reported_indices(client) for client in range(self.clients)]
+        tally = self._tally(model, held, len(held) if detail.client_scores else int(detail.scores))
+        counts = tally.counts.cpu().numpy()
+        scores = None if tally.scores is None else tally.scores.cpu().numpy()
+        alone, indices = Model(expand(model.params, 1), expand(model.buffers, 1)), self.joined(held)[0]
+        return Evaluation(
+            counts.sum(axis=0),
+            tally.mean_loss,
+            accuracy_by_client(counts),
+            lambda: self.train_counter.predict(alone, indices),
+            histograms=None if scores is None else scores.sum(axis=0),
+            client_confusion=counts,
+            client_histograms=scores if detail.client_scores else None,
+        )
+
+    def _tally(self, model: Model, held: Sequence[Indices], scored: int) -> Tally:
+        """Count a model's predictions on each client's samples, and the scores as `Counter.count` does."""
+        indices, owners = self.joined(held)
+        alone = Model(expand(model.params, 1), expand(model.buffers, 1))
+        with tuned_kernels():
+            return self.train_counter.count(alone, indices, owners, len(held), scored)
 
     def traffic(
         self, server: Server, sampled: int, responded: int, updates: Updates, counts: ClassCounts | None

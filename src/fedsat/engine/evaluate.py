@@ -91,13 +91,14 @@ class Counter:
         )
 
     @torch.inference_mode()
-    def predict(self, model: Model) -> tuple[Floats, NDArray[np.int64]]:
-        """Return a model's class probabilities on all samples of the split, [n, m], and their labels, [n]."""
-        scores = []
-        for part in torch.split(torch.arange(len(self.examples), device=self.examples.labels.device), self.batch):
+    def predict(self, model: Model, indices: Tensor | None = None) -> tuple[Floats, NDArray[np.int64]]:
+        """Return a model's class probabilities on samples of the split, by default all, [n, m], and their labels."""
+        scores, labels = [], self.examples.labels
+        indices = torch.arange(len(labels), device=labels.device) if indices is None else indices
+        for part in torch.split(indices, self.batch):
             logits = self.network(model.params, model.buffers, self.examples.inputs(part).unsqueeze(0)).logits[0]
             scores.append(logits.to(torch.float64).softmax(-1).cpu())
-        return torch.cat(scores).numpy(), self.examples.labels.cpu().numpy()
+        return torch.cat(scores).numpy(), labels[indices].cpu().numpy()
 
     def _add(self, tally: Tally, model: Model, part: Tensor, owner: Tensor) -> None:
         """Count one batch, except samples with group -1."""

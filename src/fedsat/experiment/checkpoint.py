@@ -47,7 +47,7 @@ class RunState:
     training: FederationState
     evaluation: Evaluation | None = None
     best: Model | None = None
-    """The best model so far, by `early_stop`'s metric or by accuracy; the records have its value."""
+    """The best model so far, if one is chosen (`Setup.criterion`); the records have its value."""
     averaged: Model | None = None
     """The running mean of the global models, if one is kept."""
 

@@ -91,12 +91,23 @@ class Config:
         int | Literal["all"], Option("B, local batch size; all: a client's samples are one batch", at_least=1)
     ] = 16
     lr: Annotated[float, Option("η, local learning rate", above=0)] = 0.01
+    select: Annotated[
+        str,
+        Option(
+            "metric on validation samples by which the best model is chosen; test:accuracy chooses it on the test set, "
+            "as the paper does [early_stop's, or balanced_accuracy]"
+        ),
+    ] = ""
     early_stop: Annotated[
-        str, Option("metric, such as worst_class_recall; the run ends when it no longer improves, or empty")
+        str,
+        Option(
+            "metric on validation samples, such as worst_class_recall, or test:METRIC; the run ends when it no longer "
+            "improves, or empty"
+        ),
     ] = ""
     patience: Annotated[int, Option("rounds that early_stop waits for an improvement", at_least=1)] = 20
     min_gain: Annotated[float, Option("smallest gain that early_stop counts as an improvement", at_least=0)] = 0.0
-    restore_best: Annotated[bool, Option("keep the best model by early_stop's metric as the final one")] = False
+    restore_best: Annotated[bool, Option("keep the best model as the final one")] = False
     minutes: Annotated[float, Option("minutes of training after which the run ends; 0: no limit", at_least=0)] = 0.0
     augment: Annotated[Literal["none", "crop-flip"], Option("random changes to training images")] = "none"
     evaluate_every: Annotated[int, Option("rounds between evaluations", at_least=1)] = 1
@@ -205,8 +216,6 @@ class Config:
                 raise UsageError(f"{self.method} does not take {name} (here {here}): {why}")
         if self.lr_schedule.warmup >= self.rounds:
             raise UsageError(f"lr_schedule.warmup is {self.lr_schedule.warmup}; the run has {self.rounds} rounds")
-        if self.restore_best and not self.early_stop:
-            raise UsageError("restore_best needs the metric by which a model is best, such as --early-stop accuracy")
 
     @property
     def local_training(self) -> LocalTraining:

@@ -25,7 +25,18 @@ from fedsat.experiment.setup import Setup
 from fedsat.experiment.stopping import best_record, repeated
 from fedsat.experiment.store import identity
 from fedsat.experiment.summary import final_measures, mean_over, round_record, summarise
-from fedsat.metrics import COMPARED, Detail, Evaluation, RoundRecord, detail_of, known, measure, single
+from fedsat.metrics import (
+    Detail,
+    Evaluation,
+    Metric,
+    RoundRecord,
+    compared,
+    detail_of,
+    is_imbalanced,
+    known,
+    measure,
+    single,
+)
 from fedsat.rounds import FederationState, Sampling, attacks, run_round, start, timed
 from fedsat.rounds.ledger import Budget
 
@@ -55,7 +66,7 @@ class Run:
     def _repr_html_(self) -> str:
         """Return the main results, as a table in notebooks."""
         summary, ten = self.summary, self.summary.get("last_ten", {})
-        shown = [each for each in (*COMPARED, *single(self.setup.metrics).values()) if each.name in summary]
+        shown = [each for each in (*self._compared, *single(self.setup.metrics).values()) if each.name in summary]
         head = "".join(f"<th>{escape(each.heading)}</th>" for each in shown)
         rows = {"last round": summary, f"mean of {mean_over(self.training.rounds)}": ten} if shown else {}
         body = "".join(
@@ -63,6 +74,12 @@ class Run:
             for name, values in rows.items()
         )
         return f"<table><caption>{escape(repr(self))}</caption><tr><th></th>{head}</tr>{body}</table>"
+
+    @property
+    def _compared(self) -> Sequence[Metric]:
+        """The metrics that tables show of this run."""
+        evaluation = self.state.evaluation
+        return compared(evaluation is not None and is_imbalanced(evaluation.confusion))
 
     @property
     def training(self) -> FederationState:
@@ -78,13 +95,16 @@ class Run:
     @property
     def restored(self) -> dict[str, Any] | None:
         """The round and metric of the best model, if the completed run has returned to it."""
-        metric = self.setup.watched
-        if self.status != "completed" or not self.setup.config.restore_best:
+        return self.selected if self.status == "completed" and self.setup.config.restore_best else None
+
+    @property
+    def selected(self) -> dict[str, Any] | None:
+        """The round of the best model, and the metric that it was chosen by; None if there is none."""
+        criterion = self.setup.criterion
+        best = None if criterion is None else best_record(self.records, criterion)
+        if criterion is None or best is None:
             return None
-        best = best_record(self.records, metric)
-        if best is None:
-            return None
-        return {"round": best.round, "metric": metric.name, "value": best.metrics[metric.name]}
+        return {"round": best.round, "metric": str(criterion), "value": criterion.value(best)}
 
     @property
     def notes(self) -> list[str]:
@@ -168,15 +188,15 @@ class Run:
         """Write one of the run's models, with all that its use needs besides the weights."""
         assert self.folder is not None
         config, rounds = self.setup.config, self.training.rounds
-        if (name == "best" or self.restored) and (best := best_record(self.records, self.setup.watched)) is not None:
-            rounds = best.round
+        chosen = self.selected if name == "best" else self.restored if name == "last" else None
         info = ModelInfo(
             name,
-            rounds,
+            chosen["round"] if chosen else rounds,
             config.method,
             config.model,
             self.setup.inputs,
             tuple(self.setup.engine.class_names),
+            selected_by=chosen["metric"] if chosen else "",
             average=config.average if name == "averaged" else 0.0,
             run=identity(config.table()),
             data=self.setup.fingerprint,
@@ -211,8 +231,13 @@ class Run:
         record.metrics = measure(first, self.setup.metrics)
         record.models = {name: measure(one, self.setup.metrics) for name, one in zip(others, rest, strict=True)}
         state = replace(state, evaluation=replace(first, predict=None))
-        best = best_record([*self.records, record], self.setup.watched) is record
-        return replace(state, best=server.model) if best else state
+        if self.setup.validates:
+            held = engine.validate(server.model, detail_of(self.setup.validated_metrics))
+            record.validation = {} if held is None else measure(held, self.setup.validated_metrics)
+        criterion = self.setup.criterion
+        if criterion is None or best_record([*self.records, record], criterion) is not record:
+            return state
+        return replace(state, best=server.model)
 
     def close(self, status: str, error: str | None = None, *, for_more: bool = True) -> None:
         """Write the last files; `status` is completed, interrupted or failed.
@@ -257,6 +282,7 @@ class Run:
         state = self.state
         summary: dict[str, Any] = {"status": status, **({"error": error} if error else {})}
         summary |= {"stopped": self.stopped} if self.stopped is not None else {}
+        summary |= {"selected": self.selected} if self.selected is not None else {}
         summary |= {"restored": self.restored} if self.restored is not None else {}
         summary |= {"method": self.setup.config.method, **self.summary}
         if self.setup.metrics:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from fedsat.data import Inputs, Schema
 from fedsat.errors import DataError, UsageError
-from fedsat.experiment.folder import MODELS
+from fedsat.experiment.folder import BEST_MODEL, MODELS
 from fedsat.experiment.tensors import read_metadata, read_tensors
 from fedsat.version import __version__
 
@@ -34,6 +35,8 @@ class ModelInfo:
     """The network's name and options."""
     inputs: Inputs
     class_names: tuple[str, ...]
+    selected_by: str = ""
+    """What the best model was chosen by, such as `balanced_accuracy` on validation samples; empty for others."""
     average: float = 0.0
     """The decay of the running mean; 0 if the model is not averaged."""
     run: str = ""
@@ -50,6 +53,7 @@ class ModelInfo:
             "name": self.name,
             "round": str(self.round),
             "method": self.method,
+            "selected_by": self.selected_by,
             "average": repr(self.average),
             "model": json.dumps(dict(self.model)),
             "class_names": json.dumps(self.class_names),
@@ -76,6 +80,7 @@ class ModelInfo:
             json.loads(texts["model"]),
             Inputs(shape, mean, std, json.loads(texts["pixels"]), schema),
             names,
+            texts["selected_by"],
             float(texts["average"]),
             texts["run"],
             texts["data"],
@@ -90,6 +95,15 @@ def model_path(folder: Path, name: str) -> Path:
         saved = ", ".join(sorted(file.name for file in folder.glob("*.safetensors"))) or "no model"
         raise UsageError(f"{folder} has no {path.name}; it has {saved}")
     return path
+
+
+def served(folder: Path) -> ModelName:
+    """Return the model that a run's users get by default: the best one, if the run has chosen one, or the last."""
+    path = folder / BEST_MODEL
+    with suppress(OSError, ValueError, AttributeError, OverflowError, MemoryError):
+        if read_metadata(path).get("selected_by"):
+            return "best"
+    return "last"
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:

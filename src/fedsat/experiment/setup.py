@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,9 +13,9 @@ from fedsat.errors import UsageError
 from fedsat.experiment.callbacks import Callback
 from fedsat.experiment.config import Config
 from fedsat.experiment.environment import pick_device
-from fedsat.experiment.stopping import EarlyStopping, PrivacyBudget, TimeBudget, watched
+from fedsat.experiment.stopping import TEST, USUAL, Criterion, EarlyStopping, PrivacyBudget, TimeBudget
 from fedsat.experiment.trackers import Tracker, find_trackers
-from fedsat.metrics import Metric, find_metrics
+from fedsat.metrics import CHOICES, METRICS, NO_DETAIL, Metric, find_metrics
 from fedsat.models import build_model
 from fedsat.rounds import Engine, Faults
 from fedsat.rounds.ledger import Budget, Ledger
@@ -37,14 +38,37 @@ class Setup:
     faults: Faults
     metrics: tuple[Metric, ...] = ()
     """The metrics that the run records in addition to those of every run."""
+    validates: bool = False
+    """Whether clients evaluate the global model on their validation samples."""
     test_on_nodes: bool = False
     """Whether real nodes test the model on samples that they hold out."""
     trackers: tuple[Tracker, ...] = ()
     """What the run's metrics are sent to."""
 
     def __post_init__(self) -> None:
-        watched(self.config.early_stop, self.metrics)
+        for setting, value in (("early_stop", self.stops_by), ("select", self.criterion)):
+            self._check_criterion(setting, value)
+        if self.config.restore_best and self.criterion is None:
+            raise UsageError(
+                "restore_best needs samples to choose the best model by: set some aside with --validation 0.2, or use "
+                "--select test:balanced_accuracy to choose it by the test set"
+            )
         self._check_metrics()
+
+    def _check_criterion(self, setting: str, criterion: Criterion | None) -> None:
+        """Refuse a metric on validation samples if there are none, or if nodes do not report what it needs."""
+        if criterion is None or criterion.on_test:
+            return
+        name = criterion.metric.name
+        if not self.validates:
+            why = "there are no validation samples; set some aside with --validation 0.2"
+            if self.config.validation and self.config.privacy.active:
+                why = "clients report no results on validation samples, which would cost privacy that is not counted"
+            elif self.config.validation:
+                why = "with worker_counts = 'sums', nodes report no results of their own on validation samples"
+            raise UsageError(f"{setting} is {name!r}, but {why}; or use '{TEST}{name}', which is on the test set")
+        if self.federation is None and criterion.metric not in (*METRICS.values(), *on_nodes(self.metrics)):
+            raise UsageError(f"{setting} is {name!r}, which nodes do not report about their validation samples")
 
     def _check_metrics(self) -> None:
         """Refuse metrics of single clients that the clients' accuracy does not count."""
@@ -57,9 +81,22 @@ class Setup:
                 )
 
     @property
-    def watched(self) -> Metric:
-        """The metric by which a model is best."""
-        return watched(self.config.early_stop, self.metrics)
+    def criterion(self) -> Criterion | None:
+        """What the best model is chosen by; None if there are no validation samples and nothing else is given."""
+        given = self.config.select or self.config.early_stop
+        chosen = Criterion.of("select", given or USUAL, self.metrics)
+        return chosen if given or self.validates else None
+
+    @property
+    def stops_by(self) -> Criterion | None:
+        """What early stopping watches; None without it."""
+        name = self.config.early_stop
+        return Criterion.of("early_stop", name, self.metrics) if name else None
+
+    @property
+    def validated_metrics(self) -> list[Metric]:
+        """The metrics on validation samples that are recorded, besides those of every run."""
+        return list(self.metrics) if self.federation is not None else on_nodes(self.metrics)
 
     @property
     def ledger(self) -> Ledger | None:
@@ -70,8 +107,8 @@ class Setup:
     def stop_rules(self) -> list[Callback]:
         """The built-in callbacks that the configuration asks for."""
         config, rules = self.config, list[Callback]()
-        if config.early_stop:
-            rules.append(EarlyStopping(self.watched, config.patience, config.min_gain))
+        if self.stops_by is not None:
+            rules.append(EarlyStopping(self.stops_by, config.patience, config.min_gain))
         if config.minutes:
             rules.append(TimeBudget(config.minutes))
         if config.budget and self.ledger is not None:
@@ -110,5 +147,12 @@ class Setup:
         engine.class_mixes = federation.reported_mixes
         notes = [text for text in (dataset.note, note) if text]
         faults = Faults(config.dropout, config.max_norm, config.attack, attackers)
-        inputs = data.Inputs.of(dataset)
-        return Setup(config, federation, engine, device, inputs, notes, faults, metrics, trackers=trackers)
+        inputs, validates = data.Inputs.of(dataset), federation.validated and not config.privacy.active
+        return Setup(
+            config, federation, engine, device, inputs, notes, faults, metrics, validates=validates, trackers=trackers
+        )
+
+
+def on_nodes(chosen: Iterable[Metric]) -> list[Metric]:
+    """Return those of the chosen metrics that follow from the confusion matrices of nodes' validation samples."""
+    return [each for each in chosen if each.name in CHOICES and each.detail == NO_DETAIL]

@@ -7,6 +7,7 @@ seconds used are in its records, and the number of rounds decides what is spent 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedsat.errors import UsageError
@@ -43,20 +44,16 @@ class StopRule(Callback):
 class EarlyStopping(StopRule):
     """Ends a run when a metric has not improved by more than `min_gain` for `patience` rounds."""
 
-    def __init__(self, metric: Metric, patience: int, min_gain: float = 0.0) -> None:
-        self.metric, self.patience, self.min_gain = metric, patience, min_gain
+    def __init__(self, criterion: Criterion, patience: int, min_gain: float = 0.0) -> None:
+        self.criterion, self.patience, self.min_gain = criterion, patience, min_gain
 
     def reason(self, records: Sequence[RoundRecord]) -> str | None:
         """Compare the rounds since the best one with the patience, after rounds that were evaluated."""
-        best = best_record(records, self.metric, self.min_gain)
-        if (
-            best is None
-            or self.metric.name not in records[-1].metrics
-            or records[-1].round - best.round < self.patience
-        ):
+        best = best_record(records, self.criterion, self.min_gain)
+        if best is None or not records[-1].evaluated or records[-1].round - best.round < self.patience:
             return None
-        value, name = best.metrics[self.metric.name], self.metric.name
-        return f"{name} has not improved for {self.patience} rounds; it was {value:.4g} in round {best.round}"
+        value = self.criterion.value(best)
+        return f"{self.criterion} has not improved for {self.patience} rounds; it was {value:.4g} in round {best.round}"
 
 
 class TimeBudget(StopRule):
@@ -94,22 +91,45 @@ class PrivacyBudget(StopRule):
         return f"the privacy budget allows no further round; ε = {spent:.3g} of {self.budget.epsilon:g} is spent"
 
 
-def best_record(records: Iterable[RoundRecord], metric: Metric, min_gain: float = 0.0) -> RoundRecord | None:
+TEST = "test:"
+"""The prefix of metrics on the test set, in `select` and `early_stop`."""
+USUAL = "balanced_accuracy"
+"""The metric by which the best model is chosen by default."""
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """The metric by which models are judged, on the clients' validation samples or on the test set."""
+
+    metric: Metric
+    on_test: bool = False
+
+    @classmethod
+    def of(cls, setting: str, text: str, own: Iterable[Metric]) -> Criterion:
+        """Return the criterion in a setting: the name of a metric, on the test set if it begins with `test:`."""
+        return cls(judged_by(setting, text.removeprefix(TEST), own), text.startswith(TEST))
+
+    def __str__(self) -> str:
+        return TEST * self.on_test + self.metric.name
+
+    def value(self, record: RoundRecord) -> float | None:
+        """Return the metric's value after a round; None if it was not computed, or is undefined."""
+        found: float | None = (record.metrics if self.on_test else record.validation).get(self.metric.name)
+        return found
+
+
+def best_record(records: Iterable[RoundRecord], criterion: Criterion, min_gain: float = 0.0) -> RoundRecord | None:
     """Return the first record that no later one surpasses by more than `min_gain`; None if the metric has no value."""
     best: RoundRecord | None = None
-    sign = 1 if metric.higher_is_better else -1
+    reached = 0.0
+    sign = 1 if criterion.metric.higher_is_better else -1
     for record in records:
-        value = record.metrics.get(metric.name)
-        if value is not None and (best is None or sign * (value - best.metrics[metric.name]) > min_gain):
-            best = record
+        value = criterion.value(record)
+        if value is not None and (best is None or sign * (value - reached) > min_gain):
+            best, reached = record, value
     return best
 
 
 def repeated(records: Iterable[RoundRecord]) -> int:
     """Return how often a request to a node can have been repeated in all rounds."""
     return sum(record.repeated or 0 for record in records)
-
-
-def watched(name: str, own: Iterable[Metric]) -> Metric:
-    """Return the metric that the best model is chosen by: that of `early_stop`, or accuracy if it is empty."""
-    return judged_by("early_stop", name or "accuracy", own)

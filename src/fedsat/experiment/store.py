@@ -28,9 +28,9 @@ from fedsat.experiment.folder import (
     read_summary,
 )
 from fedsat.experiment.predictor import Prediction, Predictor
-from fedsat.experiment.saved import model_path, read_weights
+from fedsat.experiment.saved import model_path, read_weights, served
 from fedsat.experiment.summary import summarise
-from fedsat.metrics import CHOICES, METRICS, Metric, RoundRecord
+from fedsat.metrics import CHOICES, METRICS, Metric, RoundRecord, is_imbalanced
 
 ONLY_HOW = ("engine", "device", "checkpoint_every", "track")
 """Settings that affect only the time, the last digits, and what is sent to trackers."""
@@ -100,12 +100,15 @@ class StoredRun:
         """Return the parameters and buffers of the model `last`, `best` or `averaged`."""
         return read_weights(model_path(self.folder, name))
 
-    def predictor(self, model: str = "last") -> Predictor:
-        """Return the model `last`, `best` or `averaged`, ready to predict."""
-        return Predictor(model_path(self.folder, model))
+    def predictor(self, model: str | None = None) -> Predictor:
+        """Return the model `last`, `best` or `averaged`, ready to predict.
 
-    def predict(self, x: Any, *, model: str = "last") -> Prediction:
-        """Predict the classes of new samples; see `Predictor.predict`."""
+        By default, it is the best model if the run has chosen one (`--select`), and otherwise the last.
+        """
+        return Predictor(model_path(self.folder, model or served(self.folder)))
+
+    def predict(self, x: Any, *, model: str | None = None) -> Prediction:
+        """Predict the classes of new samples; see `predictor` and `Predictor.predict`."""
         return self.predictor(model).predict(x)
 
     @property
@@ -147,6 +150,12 @@ class StoredRun:
                 return {name: stored[name] for name in stored}
         except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
             raise UsageError(f"{path} is damaged: {error}") from error
+
+    @property
+    def imbalanced(self) -> bool:
+        """Whether the classes of the test set differ much in size, and the run has metrics for this case."""
+        confusion, evaluated = np.array(self.stored.get("confusion", ())), self.evaluated
+        return bool(evaluated) and "balanced_accuracy" in evaluated[-1].metrics and is_imbalanced(confusion)
 
     @property
     def ended_early(self) -> bool:

@@ -199,7 +199,10 @@ def evaluate(content: RecordDict, context: Context) -> Evaluated:
         right = [accuracy_by_client(confusion.cpu().numpy())[0] for confusion in confusions]
         results = {"accuracy": torch.tensor(right, dtype=torch.float64)}
     else:
-        held_out = [engine.test(model) for model in models]
+        if request.how == "validation":
+            Agreement.of_node(context.node_config).check_histogram("evaluation on validation samples")
+        evaluate = engine.validate if request.how == "validation" else engine.test
+        held_out = [evaluate(model) for model in models]
         results = {
             "accuracy": torch.tensor([one.accuracy for one in held_out], dtype=torch.float64),
             "confusion": torch.stack([torch.from_numpy(one.confusion) for one in held_out]),

@@ -338,8 +338,8 @@ class Evaluate(Message):
     run: RunSpec
     client: int
     how: str
-    """`expected`: from the recalls and the client's class distribution; `local`: on its training samples; `held-out`:
-    on the samples it held out, for which it also reports the confusion matrix."""
+    """`expected`: from the recalls and the client's class distribution; `local`: on its training samples; `held-out`
+    and `validation`: on the samples it held out, or set aside, for which it also reports the confusion matrix."""
     models: list[Model] = field(default_factory=list)
     recalls: Tree = field(default_factory=dict)
     """`recalls` [models, m], instead of the models."""
@@ -375,7 +375,7 @@ class Evaluated(Message):
     """A client's reply to `Evaluate`."""
 
     results: Tree
-    """`accuracy` [models]; for `held-out` also `confusion` [models, m, m] and the mean `loss` [models]."""
+    """`accuracy` [models]; for `held-out` and `validation` also `confusion` [models, m, m] and mean `loss` [models]."""
 
     name: ClassVar[str] = "evaluated"
 

@@ -232,6 +232,27 @@ class RemoteEngine:
         evaluations = evaluations or _pooled(list(replies.values()), count)
         return [replace(one, client_accuracies=row) for one, row in zip(evaluations, accuracies, strict=True)]
 
+    def validate(self, model: Model, detail: Detail = NO_DETAIL) -> Evaluation | None:
+        """Evaluate a global model on the validation samples of the nodes that have any."""
+        del detail  # nodes report confusion matrices only
+        held = {client: info.judged for client, info in self._members.infos.items() if info.judged}
+        most, classes = limit(held.values(), self._terms.max_weight), len(self.class_names)
+
+        def checked(client: int, reply: Evaluated) -> Tree:
+            accuracy = check_accuracies(reply.results.get("accuracy"), 1)
+            confusion = check_confusion(reply.results.get("confusion"), 1, classes, held[client])
+            loss = check_losses(reply.results.get("loss"), 1)
+            return {"accuracy": accuracy, "confusion": damped_confusion(confusion, most), "loss": loss}
+
+        asked = {client: Evaluate(self._run, client, "validation", [model]) for client in held}
+        replies = self._members.request("evaluate", asked, Evaluated, checked, MARGIN + 8 * (classes**2 + 2))
+        if not replies:
+            return None
+        accuracies = np.full(self.clients, np.nan)
+        for client, reply in replies.items():
+            accuracies[client] = float(reply["accuracy"][0])
+        return replace(_pooled(list(replies.values()), 1)[0], client_accuracies=accuracies)
+
     def _test_owners(self, labels: torch.Tensor) -> Indices:
         """Return the client of each test sample; a client that has not joined yet has no part."""
         counts = np.zeros((self.clients, len(self.class_names)), dtype=np.int64)

@@ -148,6 +148,7 @@ def assemble(transport: Transport, config: Config, terms: Terms) -> Setup:
         Faults(max_norm=config.max_norm),
         metrics,
         trackers=trackers,
+        validates=bool(config.validation) and terms.worker_counts == "each" and not config.privacy.active,
     )
 
 

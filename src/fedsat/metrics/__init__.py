@@ -12,7 +12,19 @@ from fedsat.metrics.evaluation import (
 )
 from fedsat.metrics.measures import Counts, Floats, share
 from fedsat.metrics.record import RoundRecord, Values, worst_class
-from fedsat.metrics.table import CHOICES, COMPARED, FORMS, MEASURES, METRICS, Measure, Metric, single, written
+from fedsat.metrics.table import (
+    CHOICES,
+    COMPARED,
+    FORMS,
+    MEASURES,
+    METRICS,
+    Measure,
+    Metric,
+    compared,
+    is_imbalanced,
+    single,
+    written,
+)
 
 __all__ = [
     "CHOICES",
@@ -32,10 +44,12 @@ __all__ = [
     "RoundRecord",
     "Values",
     "accuracy_by_client",
+    "compared",
     "confusion_counts",
     "detail_of",
     "expected_accuracy",
     "find_metrics",
+    "is_imbalanced",
     "judged_by",
     "known",
     "measure",

@@ -50,6 +50,8 @@ class RoundRecord:
     """Notes about real nodes: stage, client, reason."""
     metrics: Values = field(default_factory=dict)
     """The global model's metrics; empty if the round was not evaluated."""
+    validation: Values = field(default_factory=dict)
+    """Its metrics on the clients' validation samples; empty without them."""
     models: dict[str, Values] = field(default_factory=dict)
     """The metrics of other models: those that the method reports, and the averaged model."""
     extra: dict[str, Any] = field(default_factory=dict)

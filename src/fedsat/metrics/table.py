@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedsat.errors import DataError, UsageError
 from fedsat.metrics import measures
@@ -223,6 +224,26 @@ CHOICES = {each.name: each for measure in MEASURES for each in forms(measure) if
 
 COMPARED = tuple(each for each in _TABLE if each.compared)
 """The metrics that tables and charts show for every run."""
+
+LEADING = tuple(
+    METRICS[name] for name in ("balanced_accuracy", "worst_class_recall", "accuracy", "worst_client_accuracy")
+)
+"""Those that tables show where classes are imbalanced: accuracy says little there, and is not the first."""
+
+IMBALANCE = 1.5
+"""Test samples of the largest class over those of the smallest, from which on classes are imbalanced."""
+
+
+def is_imbalanced(confusion: NDArray[Any]) -> bool:
+    """Whether the classes of the test set differ much in size, from the confusion matrix."""
+    sizes = confusion.sum(-1) if confusion.ndim == 2 else np.zeros(0)
+    sizes = sizes[sizes > 0]
+    return len(sizes) > 1 and bool(sizes.max() >= IMBALANCE * sizes.min())
+
+
+def compared(imbalanced: bool) -> Sequence[Metric]:
+    """Return the metrics that tables show for every run, the one to judge by first."""
+    return LEADING if imbalanced else COMPARED
 
 
 def single(metrics: Sequence[Metric]) -> dict[str, Metric]:

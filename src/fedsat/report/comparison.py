@@ -11,7 +11,7 @@ import numpy as np
 from fedsat.experiment.config import DATA
 from fedsat.experiment.store import completed
 from fedsat.experiment.summary import mean_over
-from fedsat.metrics import COMPARED, Metric, rounds_to_target
+from fedsat.metrics import METRICS, Metric, compared, rounds_to_target
 from fedsat.report.groups import Group
 from fedsat.report.terms import explain_terms
 
@@ -46,7 +46,8 @@ class MethodResult:
 
 def compared_metrics(groups: Sequence[Group]) -> list[Metric]:
     """The metrics in tables and charts: those that every run has, and the users' own."""
-    found = {each.name: each for each in COMPARED}
+    imbalanced = any(run.imbalanced for group in groups for run in group.runs)
+    found = {each.name: each for each in compared(imbalanced)}
     for group in groups:
         for run in group.runs:
             found |= {each.name: each for each in run.own_metrics if each.name not in found}
@@ -139,7 +140,7 @@ def marks(columns: Sequence[BySeed], *, higher_is_better: bool = True) -> list[s
     ]
 
 
-def format_value(values: BySeed, metric: Metric = COMPARED[0]) -> str:
+def format_value(values: BySeed, metric: Metric = METRICS["accuracy"]) -> str:
     """A metric over seeds: mean±std, one number if there is one seed, a dash if there is none."""
     if not values:
         return "–"
@@ -219,7 +220,8 @@ def _rounds_of_means(found: Sequence[MethodResult]) -> str:
 def _legend(found: Sequence[MethodResult], metrics: Sequence[Metric], comparable: bool) -> str:
     """What the numbers and marks of a comparison mean, and which results are incomplete."""
     names = ", ".join(each.label for each in metrics)
-    text = f"{names[0].upper()}{names[1:]}: means over {_rounds_of_means(found)}; last, best: accuracy of that round."
+    text = f"{names[0].upper()}{names[1:]}: means over {_rounds_of_means(found)}; last: accuracy of the last round; "
+    text += "best: the highest test accuracy."
     most = max(len(result.group.runs) for result in found)
     if not comparable:
         text += " Data or clients differ, so no best value is marked."

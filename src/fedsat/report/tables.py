@@ -9,9 +9,10 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from fedsat.experiment.stopping import TEST
 from fedsat.experiment.store import StoredRun
 from fedsat.experiment.summary import mean_over
-from fedsat.metrics import CHOICES, COMPARED, MEASURES, Measure, Metric, written
+from fedsat.metrics import CHOICES, MEASURES, METRICS, Measure, Metric, compared, written
 from fedsat.report.comparison import ComparisonTable, comparison
 from fedsat.report.groups import Group, common_settings
 
@@ -26,7 +27,7 @@ SHOWN_CLASSES = 40
 def run_table(run: StoredRun) -> Table:
     """The results of one run: the last round with confidence intervals, the mean of the last ten, and the best."""
     summary, names = run.summary, run.summary["class_names"]
-    shown = (*COMPARED, *run.own_metrics)
+    shown = (*compared(run.imbalanced), *run.own_metrics)
     results: list[tuple[str, list[str]]] = []
     for model, numbers in _models(summary):
         last = {each.name: _cell(each, numbers) for each in shown}
@@ -37,7 +38,8 @@ def run_table(run: StoredRun) -> Table:
         means = [_cell(each, numbers["last_ten"]) for each in shown]
         results.append((f"mean of {mean_over(summary['rounds'])}{model}", means))
         best = numbers["best"]
-        results.append((f"best round ({best['round']}){model}", [percent(best["accuracy"]), *[""] * (len(shown) - 1)]))
+        highest = [percent(best["accuracy"]) if each is METRICS["accuracy"] else "" for each in shown]
+        results.append((f"best test accuracy (round {best['round']}){model}", highest))
     table = Table(title=f"{run.method}, {summary['rounds']} rounds", box=box.SIMPLE_HEAD)
     headings, rows = [each.heading for each in shown], results
     if len(shown) > WIDE:
@@ -52,6 +54,21 @@ def run_table(run: StoredRun) -> Table:
     if "epsilon" in summary:
         table.caption += f", ε = {summary['epsilon']:.3g}"
     return table
+
+
+def served_line(run: StoredRun) -> str:
+    """Which of the run's models is used for predictions, and why."""
+    chosen = run.stored.get("selected")
+    if chosen is None:
+        hint = "" if run.table.get("validation") else "; with --validation 0.2, the best one would be chosen"
+        return f"model to use: that of the last round{hint}"
+    name, on_test = chosen["metric"].removeprefix(TEST), chosen["metric"].startswith(TEST)
+    metric = {each.name: each for each in (*METRICS.values(), *run.own_metrics)}.get(name) or Metric(
+        name, name, unit=""
+    )
+    where = "the test set, which makes this value optimistic" if on_test else "validation samples"
+    value = f"{metric.label} {metric.written(chosen['value'])} {metric.unit}".rstrip()
+    return f"model to use: the best one, of round {chosen['round']} ({value} on {where})"
 
 
 def class_table(run: StoredRun) -> Table | None:

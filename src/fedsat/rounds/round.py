@@ -60,6 +60,9 @@ class Engine(Protocol):
     ) -> list[Evaluation]:
         """Evaluate global models on the test set and compute every client's accuracy; `detail` is counted as well."""
 
+    def validate(self, model: Model, detail: Detail = NO_DETAIL) -> Evaluation | None:
+        """Evaluate a global model on the clients' validation samples; None if no client responded."""
+
     def traffic(
         self, server: Server, sampled: int, responded: int, updates: Updates, counts: ClassCounts | None
     ) -> Traffic:
