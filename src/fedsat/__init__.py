@@ -16,7 +16,7 @@ from fedsat.version import __version__
 if TYPE_CHECKING:
     from fedsat import data
     from fedsat.algorithms import Algorithm, Objective, Weighting
-    from fedsat.api import compare, configure, load, report, resume, run, tune
+    from fedsat.api import compare, configure, load, look, report, resume, run, tune
     from fedsat.data import Dataset
     from fedsat.errors import DataError, FedsatError, TrainingError, UsageError
     from fedsat.experiment import Callback, Config, Run, prepare, restore, train
@@ -46,6 +46,7 @@ __all__ = [
     "configure",
     "data",
     "load",
+    "look",
     "metric",
     "prepare",
     "report",
@@ -58,7 +59,7 @@ __all__ = [
 
 _HOMES = {
     "fedsat.algorithms": ("Algorithm", "Objective", "Weighting"),
-    "fedsat.api": ("compare", "configure", "load", "report", "resume", "run", "tune"),
+    "fedsat.api": ("compare", "configure", "load", "look", "report", "resume", "run", "tune"),
     "fedsat.data": ("Dataset",),
     "fedsat.errors": ("DataError", "FedsatError", "TrainingError", "UsageError"),
     "fedsat.experiment": ("Callback", "Config", "Run", "prepare", "restore", "train"),

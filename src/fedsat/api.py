@@ -22,6 +22,7 @@ from fedsat.experiment.store import Shelf, StoredRun
 from fedsat.experiment.tuning import HOLDOUT, Search
 from fedsat.metrics import metric_path
 from fedsat.options import options_of
+from fedsat.report.look import Look
 from fedsat.report.side_by_side import Comparison
 from fedsat.report.tuning import Tuning
 
@@ -161,6 +162,15 @@ def tune(
     if out is not None:
         tuning.write(out)
     return tuning
+
+
+def look(**settings: Any) -> Look:
+    """Look at the data of a run before training: who holds what, how skewed it is, and what that suggests.
+
+    Takes the settings of `configure`. The result shows itself in notebooks; `summary` has the numbers, `suggestions`
+    the advice, and `draw(path)` writes the picture.
+    """
+    return Look.at(configure(**settings))
 
 
 def report(*runs: Runs, out: str | Path = "report.html", target: float | None = None) -> Path:

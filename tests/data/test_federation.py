@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import exp, log
+from math import exp, log, pi, sqrt
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from fedsat.data import Dataset, Federation, Partition, Split, draw
-from fedsat.errors import UsageError
+from fedsat.data import Dataset, Federation, Partition, Split, Summary, draw
+from fedsat.errors import DataError, UsageError
 
 
 def dataset(labels: np.ndarray, classes: int) -> Dataset:
@@ -138,3 +138,12 @@ def test_rare_classes_are_not_reported() -> None:
     assert federation.reported_indices(1).tolist() == [7, 8, 9]
     assert federation.class_mixes.tolist() == [[3, 2, 1], [1, 0, 3]]
     assert federation.reported_mixes.tolist() == [[3, 0, 0], [0, 0, 3]]
+
+
+def test_chance_skew_by_hand() -> None:
+    """Two equally frequent classes and 100 samples: each share deviates by √(2/π · 0.25/100) on average."""
+    assert Summary.of(np.full((3, 2), 50)).chance == pytest.approx(sqrt(2 / pi * 0.25 / 100))
+    assert Summary.of(np.array([[3, 1], [0, 0]])).skew == 0  # clients without samples do not count
+    assert Summary.of(np.array([[3, 1]])).balance == pytest.approx(exp(0.75 * log(4 / 3) + 0.25 * log(4)))
+    with pytest.raises(DataError, match="no client has a sample"):
+        Summary.of(np.zeros((2, 2), int))

@@ -1,4 +1,4 @@
-"""What `fedsat data show` tells of a table: its columns, and the classes of each client."""
+"""What `fedsat look` tells of a table: its columns, and the classes of each client."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from rich.table import Table
 
 from fedsat import data
 from fedsat.errors import UsageError
+from fedsat.seeding import Indices
 
 SHOWN = 40
 """Clients that are listed; more are in the figure."""
@@ -47,18 +48,17 @@ def _values(column: data.Column) -> str:
     return f"{column.mean:.4g} ± {column.deviation:.3g}"
 
 
-def clients_table(federation: data.Federation) -> Table:
+def clients_table(counts: Indices, dataset: data.Dataset) -> Table:
     """The training rows of each client in each class."""
-    dataset = federation.dataset
     table = Table(title="training rows by client and class", box=box.SIMPLE_HEAD)
     for heading in ("client", *dataset.class_names, "all"):
         table.add_column(heading, justify="left" if heading == "client" else "right")
-    own = federation.clients == len(dataset.client_names)
-    for client, counts in enumerate(federation.class_counts[:SHOWN]):
+    own = len(counts) == len(dataset.client_names)
+    for client, row in enumerate(counts[:SHOWN]):
         name = dataset.client_names[client] if own else str(client)
-        table.add_row(name, *(f"{count:,}" for count in counts), f"{counts.sum():,}")
-    if federation.clients > SHOWN:
-        table.caption = f"the first {SHOWN} of {federation.clients:,} clients"
+        table.add_row(name, *(f"{count:,}" for count in row), f"{row.sum():,}")
+    if len(counts) > SHOWN:
+        table.caption = f"the first {SHOWN} of {len(counts):,} clients"
     return table
 
 

@@ -134,6 +134,7 @@ OFFERED: dict[str, tuple[str, ...]] = {
     "--without": ("objectives", "weightings", "aggregators"),
     "--metrics": ("metrics",),
     "data show": ("datasets",),
+    "look": ("datasets",),
 }
 """Where packages offer further values of an option, or of a command's argument."""
 
@@ -147,6 +148,20 @@ PARTITION_OPTIONS = ["--partition", "--classes-per-client", "--beta"]
 TABLE_OPTIONS = ["--label", "--client", "--test-column", "--drop", "--hashed"]
 RUN_OPTIONS = [flag(setting) for settings in SECTIONS.values() for setting in settings]
 NODE_OPTIONS = [flag(setting) for setting in SECTIONS[NODES]]
+
+
+LOOK_OPTIONS = [
+    *PARTITION_OPTIONS,
+    *TABLE_OPTIONS,
+    "--clients",
+    "--per-round",
+    "--seed",
+    "--image-size",
+    "--imbalance",
+    "--set",
+    "--schema",
+    "--out",
+]
 
 
 def _run_options(*, without: Iterable[str], also: Iterable[str]) -> list[str]:
@@ -182,17 +197,8 @@ OPTIONS: dict[str, list[str]] = {
     "list": [],
     "data get": ["--from"],
     "data list": [],
-    "data show": [
-        *PARTITION_OPTIONS,
-        *TABLE_OPTIONS,
-        "--clients",
-        "--seed",
-        "--image-size",
-        "--imbalance",
-        "--set",
-        "--schema",
-        "--out",
-    ],
+    "data show": LOOK_OPTIONS,
+    "look": LOOK_OPTIONS,
 }
 """The options of every command."""
 
@@ -213,6 +219,7 @@ ARGUMENTS: dict[str, list[str]] = {
     ],
     "data get": DATASETS,
     "data show": DATASETS,
+    "look": DATASETS,
 }
 """The values of a command's argument; other commands take paths, which the shell completes itself."""
 

@@ -29,6 +29,7 @@ COMMANDS = {
     "compare": Entry(TRAIN, "Train the same federation with several methods.", "training", "compare"),
     "tune": Entry(TRAIN, "Search for the best settings of each method, without test data.", "tuning", "tune"),
     "resume": Entry(TRAIN, "Continue a run from its last checkpoint, or to more rounds.", "training", "resume"),
+    "look": Entry(LOOK, "Look at data before training: who holds what, and what that suggests.", "look", "look"),
     "report": Entry(LOOK, "Write a page that shows runs side by side.", "training", "report"),
     "list": Entry(LOOK, "List methods, models, datasets and so on, with their options.", "listing", "show"),
     "data": Entry(
@@ -39,7 +40,7 @@ COMMANDS = {
             "list": Entry(
                 "Commands", "List the known datasets, and which ones are on this machine.", "data", "catalogue"
             ),
-            "show": Entry("Commands", "Show how a dataset is split among clients.", "data", "show"),
+            "show": Entry("Commands", "Show how a dataset is split among clients, as fedsat look.", "look", "look"),
         },
     ),
     "federate": Entry(NODES, "Train on real nodes with Flower, started on this machine.", "federate", "federate"),

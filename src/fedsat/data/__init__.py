@@ -4,7 +4,7 @@ from fedsat.data.cache import cache_folder, is_cached
 from fedsat.data.catalog import DATASETS, DatasetInfo
 from fedsat.data.datasets import Dataset, Split
 from fedsat.data.download import Reporter
-from fedsat.data.federation import Federation, Range, Summary
+from fedsat.data.federation import Federation
 from fedsat.data.hsu import Hsu
 from fedsat.data.inputs import Inputs
 from fedsat.data.label_skew import LabelQuantitySkewMissingClasses, LabelSkew, LabelSkewMissingClasses
@@ -16,6 +16,7 @@ from fedsat.data.schema import Column, Columns, Schema
 from fedsat.data.shards import Shards
 from fedsat.data.sources import get
 from fedsat.data.subsets import long_tailed, with_holdout
+from fedsat.data.summary import Range, Summary
 
 __all__ = [
     "DATASETS",

@@ -13,47 +13,10 @@ from numpy.typing import NDArray
 from fedsat.data.datasets import Dataset
 from fedsat.data.partition import Natural, Partition, make_partition, partitions
 from fedsat.data.splits import hold_out_for_validation
+from fedsat.data.summary import Summary
 from fedsat.errors import UsageError
 from fedsat.options import Spec
 from fedsat.seeding import Indices
-
-
-@dataclass(frozen=True)
-class Range:
-    """Minimum, median and maximum over clients or classes."""
-
-    low: float
-    median: float
-    high: float
-
-    @classmethod
-    def of(cls, values: NDArray[np.integer] | NDArray[np.float64]) -> Range:
-        """Return the range of `values`."""
-        return cls(float(values.min()), float(np.median(values)), float(values.max()))
-
-
-@dataclass(frozen=True)
-class Summary:
-    """Numbers that describe how uneven a federation is."""
-
-    clients: int
-    samples: int
-    size: Range
-    """Samples per client."""
-    classes_held: Range
-    """Classes per client with at least one sample."""
-    effective_classes: Range
-    """exp(entropy of a client's class mix): 1 if it has only one class, m if all are equally frequent."""
-    largest_share: Range
-    """Share of a client's most frequent class."""
-    imbalance: Range
-    """Ratio of a client's most frequent class to its rarest one."""
-    skew: float
-    """Mean total variation distance between a client's class mix and the overall one, from 0 (equal) to 1."""
-    class_size: Range
-    """Samples per class."""
-    holders: Range
-    """Clients per class."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,23 +127,7 @@ class Federation:
 
     def summary(self) -> Summary:
         """Return sizes, classes per client, and imbalance."""
-        counts = self.class_counts
-        mix = counts / self.sizes[:, None]
-        entropy = -np.sum(mix * np.log(np.where(mix > 0, mix, 1)), axis=1)
-        whole = counts.sum(axis=0) / counts.sum()
-        rarest = np.where(counts > 0, counts, counts.max()).min(axis=1)
-        return Summary(
-            clients=self.clients,
-            samples=len(self.order),
-            size=Range.of(self.sizes),
-            classes_held=Range.of((counts > 0).sum(axis=1)),
-            effective_classes=Range.of(np.exp(entropy)),
-            largest_share=Range.of(mix.max(axis=1)),
-            imbalance=Range.of(counts.max(axis=1) / rarest),
-            skew=float(np.abs(mix - whole).sum(axis=1).mean() / 2),
-            class_size=Range.of(counts.sum(axis=0)),
-            holders=Range.of((counts > 0).sum(axis=0)),
-        )
+        return Summary.of(self.class_counts)
 
 
 def reportable(labels: Indices, at_least: int) -> NDArray[np.bool_]:
