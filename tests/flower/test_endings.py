@@ -67,11 +67,11 @@ def test_a_stopped_federation_leaves_no_process(
 
 
 def test_the_nodes_of_the_example_end_with_ctrl_c(tmp_path: Path) -> None:
-    """The README's block is typed into an interactive shell, with a stand-in for flower-supernode."""
+    """The README's block is typed into an interactive shell, with a stand-in for fedsat."""
     blocks = re.findall(r"```\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
-    (block,) = [block for block in blocks if "flower-supernode" in block]
-    stub = tmp_path / "flower-supernode"
-    stub.write_text('#!/bin/sh\necho $$ > "$FLWR_HOME.pid"\nexec sleep 1000\n')
+    (block,) = [block for block in blocks if "fedsat supernode" in block]
+    stub = tmp_path / "fedsat"
+    stub.write_text("#!/bin/sh\necho $$ > home/$$.pid\nexec sleep 1000\n")
     stub.chmod(0o700)
     (tmp_path / "home").mkdir()
     terminal, inside = pty.openpty()

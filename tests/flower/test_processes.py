@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import runpy
 import shutil
-import signal
-import socket
 import ssl
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,8 +24,9 @@ from fedsat.cli import main
 from fedsat.cli.federate import start_nodes, submit
 from fedsat.experiment.checkpoint import FOLDER as CHECKPOINTS
 from fedsat.experiment.folder import read_records, read_summary
+from fedsat.flower.federation import LocalFederation, Tls
 from fedsat.flower.gate import header_of
-from fedsat.flower.processes import MARK, LocalFederation, Tls, free_port
+from fedsat.flower.processes import MARK
 from fedsat.flower.project import PROJECT
 from fedsat.flower.terms import Terms
 
@@ -141,7 +139,7 @@ def test_only_nodes_with_a_known_key_connect(tmp_path: Path) -> None:
     tls, known = credentials(tmp_path / "ours")
     credentials(tmp_path / "theirs")
     key, once = tmp_path / "ours" / "node-0", ("--max-retries", "1")
-    with LocalFederation(tmp_path, tls, known) as federation:
+    with LocalFederation(tmp_path, tls=tls, keys=known) as federation:
         federation.start_node("known", {"partition-id": 0}, key=key)
         refused = {
             "unknown": federation.start_node("unknown", {}, *once, key=tmp_path / "ours" / "node-1"),
@@ -194,7 +192,7 @@ def test_no_one_but_the_operator_submits(tmp_path: Path) -> None:
         folder.mkdir()
     (project / "federation_app.py").write_text(EVIL.format(trace=str(trace)))
     (project / "pyproject.toml").write_text(PROJECT.replace("fedsat.flower:", "federation_app:"))
-    with LocalFederation(tmp_path, tls, known) as federation:
+    with LocalFederation(tmp_path, tls=tls, keys=known) as federation:
         operator = federation.folder / "homes" / "link"
         address = (operator / "config.toml").read_text()
         (stranger / "config.toml").write_text(address.replace(f":{federation.port}", f":{federation.door[1]}"))
@@ -228,33 +226,3 @@ def test_no_one_but_the_operator_submits(tmp_path: Path) -> None:
         wait_until((trace / "reply").exists, SLOW, "the node replies to the operator's project")
         assert "No module named 'federation_app'" in (trace / "reply").read_text()
         assert {file.name for file in trace.iterdir()} == {"link", "reply"}  # its code did not run on the node
-
-
-def test_the_command_of_the_server(tmp_path: Path) -> None:
-    tls, known = credentials(tmp_path)
-    for file in (tls.authority, tls.certificate, tls.key):
-        shutil.copy(file, known)
-    ports = ["--port", f"{free_port()}", "--control-port", f"{free_port()}"]
-    command = [sys.executable, "-m", "fedsat", "superlink", str(known), *ports, "--state", str(tmp_path / "state")]
-    log = tmp_path / "log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
-    try:
-        wait_until(lambda: "nodes connect to" in log.read_text(), SLOW, "the gate opens")
-        shutil.copy(tmp_path / "node-1.pub", known)
-        wait_until(lambda: "node-1.pub is registered" in log.read_text(), SLOW, "the new key is registered")
-    finally:
-        process.terminate()
-        assert process.wait(SLOW) == 128 + signal.SIGTERM
-    for port in (ports[1], ports[3]):
-        with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.1", int(port)))
-    assert (tmp_path / "state" / "superlink.db").exists()
-
-
-def test_the_command_of_the_server_without_its_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for folder, told in ((tmp_path / "none", "is not a folder"), (tmp_path, "ca.crt is missing")):
-        with pytest.raises(SystemExit) as ended:
-            main(["superlink", str(folder)])
-        assert ended.value.code == 2
-        assert told in capsys.readouterr().err

@@ -39,7 +39,8 @@ from fedsat.experiment.settings import override
 from fedsat.experiment.store import StoredRun
 from fedsat.flower import require_flower
 from fedsat.flower.agreement import Agreement
-from fedsat.flower.processes import NODE_BYTES, LocalFederation
+from fedsat.flower.federation import LocalFederation
+from fedsat.flower.processes import NODE_BYTES
 from fedsat.flower.terms import Terms
 from fedsat.metrics import RoundRecord
 from fedsat.report.progress import Watcher, say

@@ -45,6 +45,7 @@ COMMANDS = {
     ),
     "federate": Entry(NODES, "Train on real nodes with Flower, started on this machine.", "federate", "federate"),
     "superlink": Entry(NODES, "Start a server for nodes on other machines.", "superlink", "superlink"),
+    "supernode": Entry(NODES, "Start a node with the data of this machine.", "supernode", "supernode"),
 }
 
 

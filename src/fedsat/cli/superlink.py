@@ -13,7 +13,7 @@ from rich.console import Console
 from fedsat.errors import FedsatError, UsageError
 from fedsat.experiment.interrupt import signals_raise
 from fedsat.flower import require_flower
-from fedsat.flower.processes import NAME, LocalFederation, Tls
+from fedsat.flower.federation import NAME, LocalFederation, Tls
 from fedsat.report.progress import say
 
 PAUSE = 1.0
@@ -49,7 +49,13 @@ def superlink(
     state.mkdir(parents=True, exist_ok=True)
     with signals_raise(), tempfile.TemporaryDirectory(prefix="fedsat-") as work:
         federation = LocalFederation(
-            Path(work), tls, keys, port=control_port, door=(host, port), database=state / "superlink.db", echo=True
+            Path(work),
+            echo=True,
+            tls=tls,
+            keys=keys,
+            port=control_port,
+            door=(host, port),
+            database=state / "superlink.db",
         )
         federation.write_connection(state)
         with federation:

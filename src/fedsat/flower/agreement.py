@@ -2,7 +2,8 @@
 
 The node's owner writes the agreement, a TOML file that the node's configuration names:
 
-    --node-config 'folder="/data/ours" agreement="/etc/fedsat/agreement.toml"'
+    fedsat supernode … --agreement agreement.toml
+    flower-supernode … --node-config 'folder="/data/ours" agreement="/etc/fedsat/agreement.toml"'
 
 Without a file, the defaults apply. Every message is checked against the agreement before a module is imported, a file
 is opened, or a tensor is decoded. What the agreement refuses raises an `AgreementError`, which names the setting. Its

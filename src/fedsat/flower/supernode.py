@@ -11,11 +11,26 @@ from __future__ import annotations
 import importlib.metadata
 import sys
 import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedsat.flower.processes import free_port
+from fedsat.flower.project import toml_lines
 
 LONGEST = 0.2
 """Seconds between two requests for messages."""
 
 pause = time.sleep
+
+
+def command(address: str, config: Mapping[str, Any], key: Path | None, authority: Path | None) -> list[str]:
+    """Return the command of a node that connects to this address; without an authority, it does so in plain text."""
+    parts = ["python", "-m", "fedsat.flower.supernode", "--superlink", address, "--port", f"{free_port()}"]
+    parts += ["--insecure"] if authority is None else ["--root-certificates", str(authority)]
+    if key is not None:
+        parts += ["--auth-supernode-private-key", str(key)]
+    return [*parts, "--node-config", " ".join(toml_lines(config, equals="="))]
 
 
 def sleep(seconds: float) -> None:
@@ -27,9 +42,9 @@ def sleep(seconds: float) -> None:
 def main() -> None:
     """Run `flower-supernode`."""
     time.sleep = sleep  # type: ignore[assignment]
-    (command,) = importlib.metadata.entry_points(group="console_scripts", name="flower-supernode")
+    (supernode,) = importlib.metadata.entry_points(group="console_scripts", name="flower-supernode")
     sys.argv[0] = "flower-supernode"
-    command.load()()
+    supernode.load()()
 
 
 if __name__ == "__main__":

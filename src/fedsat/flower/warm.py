@@ -1,7 +1,7 @@
 """Fast process starts: fork from a process that has already imported torch and Flower.
 
 Flower starts a process for every message that a node receives. If all nodes run on one machine, most of the time would
-be spent importing torch. `LocalFederation` therefore replaces Flower's commands for tasks with stubs, which ask
+be spent importing torch. `Processes` therefore replaces Flower's commands for tasks with stubs, which ask
 `serve` to fork a process that runs the same command. A node's tasks use the installed fedsat; code that comes with the
 server's project is ignored.
 
