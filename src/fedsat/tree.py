@@ -6,7 +6,7 @@ the global model, broadcasts against stacked ones, so most formulas are the same
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -16,6 +16,12 @@ Tree = dict[str, Tensor]
 
 State = dict[str, Tree]
 """Named trees: what a method stores, sends or carries through a local round."""
+
+KeptState = Mapping[str, Tree]
+"""The state of a client between rounds, in memory or on disk."""
+
+KeptStates = dict[int, KeptState]
+"""The states of the clients that have participated."""
 
 
 def tree_map(function: Callable[..., Tensor], *trees: Tree) -> Tree:

@@ -55,6 +55,7 @@ ELSEWHERE = (
     "clients",
     "engine",
     "checkpoint_every",
+    "state_memory",
     "class_names",
     "dropout",
     "stragglers",

@@ -19,7 +19,7 @@ from fedsat.engine.plan import Lanes, RunPlan, StackedNetwork
 from fedsat.rounds.local import TrainedRound, new_meters
 from fedsat.rounds.sampling import batch_order, crops_and_flips
 from fedsat.seeding import Indices
-from fedsat.tree import State, Tree, concatenate, expand, tree_map
+from fedsat.tree import KeptState, State, Tree, concatenate, expand, tree_map
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Request:
 
     server: Server
     clients: Indices
-    states: Mapping[int, State]
+    states: Mapping[int, KeptState]
     number: int
 
     def equals(self, other: Request) -> bool:

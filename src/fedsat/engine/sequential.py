@@ -18,7 +18,7 @@ from fedsat.engine.network import ModuleNetwork
 from fedsat.rounds.local import LocalTraining, TrainedRound, meter, new_meters
 from fedsat.rounds.sampling import batch_order, crops_and_flips
 from fedsat.seeding import Indices, generator
-from fedsat.tree import State, Tree, add, tree_map
+from fedsat.tree import KeptState, KeptStates, State, Tree, add, tree_map
 
 
 class SequentialEngine(BaseEngine):
@@ -37,12 +37,12 @@ class SequentialEngine(BaseEngine):
         self._module_network = ModuleNetwork(module, algorithm.uses_features, half)
         super().__init__(self._module_network, module, federation, algorithm, training, device, dtype)
 
-    def train(self, server: Server, clients: Indices, states: dict[int, State], round_number: int) -> TrainedRound:
+    def train(self, server: Server, clients: Indices, states: KeptStates, round_number: int) -> TrainedRound:
         """Train the sampled clients; `states` holds the states of earlier participants."""
         return self.train_from(server.model, self.algorithm.broadcast(server), clients, states, round_number)
 
     def train_from(
-        self, model: Model, received: State, clients: Indices, states: dict[int, State], round_number: int
+        self, model: Model, received: State, clients: Indices, states: KeptStates, round_number: int
     ) -> TrainedRound:
         """Train from what a client receives: the model and what the method broadcasts."""
         trained = []
@@ -51,7 +51,7 @@ class SequentialEngine(BaseEngine):
             trained.append(self._train_client(task, client, round_number))
         return TrainedRound.of(trained)
 
-    def _task(self, start: Model, received: State, state: State | None, client: int, lr: float) -> Task:
+    def _task(self, start: Model, received: State, state: KeptState | None, client: int, lr: float) -> Task:
         if state is None:
             kept = {
                 **self.algorithm.initial_client_state(start),
@@ -61,7 +61,7 @@ class SequentialEngine(BaseEngine):
         return Task(
             start=start,
             received=received,
-            state=state,
+            state=dict(state),
             class_counts=torch.from_numpy(self.federation.class_counts[[client]]).to(self.device),
             mean_samples=self.mean_samples,
             lr=lr,

@@ -22,7 +22,7 @@ from fedsat.engine.threads import ThreadChoice
 from fedsat.metrics import ClassCounts
 from fedsat.rounds.local import LocalTraining, TrainedRound
 from fedsat.seeding import Indices
-from fedsat.tree import State
+from fedsat.tree import KeptStates
 
 
 class StackedEngine(BaseEngine):
@@ -65,7 +65,7 @@ class StackedEngine(BaseEngine):
             counts = self.train_counter.count_each(updates.model, samples, owners, workers.shape[1])
         return ClassCounts.from_confusion(counts)
 
-    def train(self, server: Server, clients: Indices, states: dict[int, State], round_number: int) -> TrainedRound:
+    def train(self, server: Server, clients: Indices, states: KeptStates, round_number: int) -> TrainedRound:
         """Train the sampled clients at once, unless a stack of several runs has done it already."""
         request = Request(server, clients, states, round_number)
         ahead, self.ahead = self.ahead, None

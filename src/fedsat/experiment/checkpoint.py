@@ -2,8 +2,9 @@
 
 A checkpoint is two files in the run's folder `checkpoints`: `round-000020.safetensors` with every tensor, and
 `round-000020.json`, written last, with everything else, including checksums of the tensors, of `metrics.jsonl` so far,
-and of itself. The two newest checkpoints are kept. No random state is stored, because all random numbers are functions
-of seed, round and client (see `fedsat.rounds.sampling`).
+and of itself. The states of clients that are on disk already are linked in a folder beside them. The two newest
+checkpoints are kept. No random state is stored, because all random numbers are functions of seed, round and client
+(see `fedsat.rounds.sampling`).
 """
 
 from __future__ import annotations
@@ -21,13 +22,15 @@ from filelock import FileLock, Timeout
 
 from fedsat.algorithms import Model, Server
 from fedsat.errors import FedsatError, UsageError
+from fedsat.experiment.client_states import StateFolder, StoredState, keep
 from fedsat.experiment.folder import RECORDS, Reach, speaking_of, sync_folder, whole, write_whole
 from fedsat.experiment.tensors import flatten, nest, read_tensors, write_tensors
 from fedsat.metrics import Evaluation
 from fedsat.rounds import FederationState
-from fedsat.tree import nbytes
+from fedsat.tree import KeptState, KeptStates, nbytes
 
 FOLDER, LOCK = "checkpoints", "lock"
+CLIENTS = "clients"
 FORMAT = 2
 KEPT = 2
 EVERY = 10
@@ -136,10 +139,15 @@ class Checkpoints:
             return
         began = time.monotonic()
         with speaking_of(self.folder):
+            on_disk = _on_disk(checkpoint.state.training)
+            if on_disk:
+                _remove(self.folder / _name(rounds, CLIENTS))  # of a write that was cut short
+                keep(on_disk, self.folder / _name(rounds, CLIENTS))
             tensors, empty = flatten(_tensors(checkpoint.state))
             with whole(self.folder / _name(rounds, "safetensors")) as file:
                 digest = write_tensors(file, tensors)
-            body = _body(checkpoint) | {"empty": empty, "tensors": digest}
+            clients = {str(client): [state.digest, list(state)] for client, state in on_disk.items()}
+            body = _body(checkpoint) | {"empty": empty, "tensors": digest, "clients": clients}
             content = json.dumps({"sha256": _checksum(body), "checkpoint": body}, indent=1)
             write_whole(self.folder / _name(rounds, "json"), content.encode())
         self._written = rounds
@@ -154,11 +162,11 @@ class Checkpoints:
 
     def keep(self, rounds: list[int]) -> None:
         """Remove all other checkpoints, descriptions first, and incomplete files."""
-        kept = {_name(number, kind) for number in rounds for kind in ("json", "safetensors")} | {LOCK}
+        kept = {_name(number, kind) for number in rounds for kind in ("json", "safetensors", CLIENTS)} | {LOCK}
         with speaking_of(self.folder):
             for path in sorted(self.folder.iterdir(), key=lambda path: path.suffix != ".json"):
                 if path.name not in kept:
-                    path.unlink(missing_ok=True)
+                    _remove(path)
             sync_folder(self.folder)
 
     def end(self, *, keep: int) -> None:
@@ -171,20 +179,23 @@ class Checkpoints:
         with speaking_of(self.folder):
             shutil.rmtree(self.folder)
 
-    def read(self, rounds: int, device: torch.device) -> Checkpoint:
-        """Return the checkpoint of a round, if it is complete."""
+    def read(self, rounds: int, device: torch.device, states: StateFolder) -> Checkpoint:
+        """Return the checkpoint of a round, if it is complete; client states on disk go into the folder `states`."""
         try:
             body = _read_body(self.folder / _name(rounds, "json"))
             path = self.folder / _name(rounds, "safetensors")
-            with path.open("rb") as file:
-                if hashlib.file_digest(file, "sha256").hexdigest() != body["tensors"]:
-                    raise DamagedError(f"the checksum of {path.name} is wrong")
+            _check(path, body["tensors"])
             with (self.folder.parent / RECORDS).open("rb") as file:
                 content = file.read(body["metrics"]["size"])
             reach = Reach.of(content)
             if reach.digest.hexdigest() != body["metrics"]["sha256"]:
                 raise DamagedError(f"{RECORDS} has been changed since")
-            return _checkpoint(body, nest(read_tensors(path, device), body["empty"]), reach)
+            checkpoint = _checkpoint(body, nest(read_tensors(path, device), body["empty"]), reach)
+            for client, (digest, trees) in body.get("clients", {}).items():
+                kept = self.folder / _name(rounds, CLIENTS) / f"{client}.safetensors"
+                _check(kept, digest)
+                checkpoint.state.training.states[int(client)] = states.adopt(kept, digest, trees)
+            return checkpoint
         except OSError as error:
             raise DamagedError(f"{Path(error.filename or path).name}: {error.strerror or error}") from error
         except (KeyError, TypeError, ValueError) as error:
@@ -198,10 +209,32 @@ def checkpointed_rounds(run: Path) -> list[int]:
 
 
 def _size(training: FederationState) -> int:
-    """Return the bytes of state between rounds."""
+    """Return the bytes of state between rounds that a checkpoint copies."""
     model = training.server.model
-    states = [tree for state in training.states.values() for tree in state.values()]
+    states = [tree for state in _in_memory(training).values() for tree in state.values()]
     return nbytes([model.params, model.buffers, *training.server.memory.values(), *states])
+
+
+def _in_memory(training: FederationState) -> dict[int, KeptState]:
+    return {client: state for client, state in training.states.items() if not isinstance(state, StoredState)}
+
+
+def _on_disk(training: FederationState) -> dict[int, StoredState]:
+    return {client: state for client, state in training.states.items() if isinstance(state, StoredState)}
+
+
+def _remove(path: Path) -> None:
+    """Remove a file, or a folder of files."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _check(path: Path, digest: str) -> None:
+    with path.open("rb") as file:
+        if hashlib.file_digest(file, "sha256").hexdigest() != digest:
+            raise DamagedError(f"the checksum of {path.name} is wrong")
 
 
 def _name(rounds: int, kind: str) -> str:
@@ -218,7 +251,7 @@ def _tensors(state: RunState) -> dict[str, Any]:
     tensors: dict[str, Any] = {
         "model": vars(training.server.model),
         "memory": training.server.memory,
-        "clients": {str(client): state for client, state in training.states.items()},
+        "clients": {str(client): state for client, state in _in_memory(training).items()},
     }
     for name in ("best", "averaged"):
         if (model := getattr(state, name)) is not None:
@@ -260,7 +293,7 @@ def _read_body(path: Path) -> dict[str, Any]:
 
 def _checkpoint(body: dict[str, Any], tensors: dict[str, Any], reach: Reach) -> Checkpoint:
     server = Server(Model(**tensors["model"]), tensors["memory"])
-    states = {int(client): state for client, state in tensors["clients"].items()}
+    states: KeptStates = {int(client): state for client, state in tensors["clients"].items()}
     evaluation = None
     if "confusion" in tensors:
         confusion, accuracies = (tensors[name].cpu().numpy() for name in ("confusion", "client_accuracies"))

@@ -152,6 +152,10 @@ class Config:
             "rounds between checkpoints, 0 for none [10, or more if they would take over 2 % of the time]", at_least=0
         ),
     ] = None
+    state_memory: Annotated[
+        float | None,
+        Option("GB of memory for the clients' states; further ones go to disk [a quarter of what is free]", at_least=0),
+    ] = None
     track: Annotated[tuple[str, ...], Option("tools that metrics are sent to: tensorboard, mlflow, wandb")] = ()
     partition: Annotated[Partition, Option("how samples are split among clients", among=partitions)] = partitions.build(
         "lsmc"

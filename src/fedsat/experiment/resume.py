@@ -12,6 +12,7 @@ import torch
 from fedsat.data import Dataset
 from fedsat.errors import FedsatError, UsageError
 from fedsat.experiment.checkpoint import FOLDER, Checkpoint, Checkpoints, DamagedError, RunState, checkpointed_rounds
+from fedsat.experiment.client_states import StateFolder
 from fedsat.experiment.config import Config, complete, read
 from fedsat.experiment.environment import environment, pick_device
 from fedsat.experiment.folder import (
@@ -32,7 +33,7 @@ from fedsat.experiment.setup import Setup
 from fedsat.rounds import lr_schedules, start
 from fedsat.tree import Tree
 
-MAY_CHANGE = ("rounds", "minutes", "checkpoint_every", "track")
+MAY_CHANGE = ("rounds", "minutes", "checkpoint_every", "state_memory", "track")
 """Settings that may change when a run is resumed."""
 
 
@@ -56,16 +57,18 @@ def restore(
     checkpoints = Checkpoints.of(path, config.checkpoint_every) if kept else None
     if checkpoints is None:
         raise UsageError(f"{path} was run without checkpoints and cannot be resumed")
-    checkpoint, notes = _newest(checkpoints, pick_device(wanted.device))
+    device = pick_device(wanted.device)
+    states = StateFolder(path, wanted.state_memory, device)
+    checkpoint, notes = _newest(checkpoints, device, states)
     if checkpoint is None:
         setup = Setup.of(wanted)
-        run = Run(setup, RunState(start(setup.engine)), RunFolder(path, Reach.of(b"")), checkpoints)
+        run = Run(setup, RunState(start(setup.engine)), RunFolder(path, Reach.of(b"")), checkpoints, states)
     else:
         _check_config(path, wanted, checkpoint)
         setup = Setup.of(wanted)
         _check_setup(path, setup, checkpoint)
         records = parse_records((path / RECORDS).read_bytes()[: checkpoint.reach.size], path / RECORDS)
-        run = Run(setup, checkpoint.state, RunFolder(path, checkpoint.reach), checkpoints, records)
+        run = Run(setup, checkpoint.state, RunFolder(path, checkpoint.reach), checkpoints, states, records)
     if run.training.rounds > wanted.rounds:
         raise UsageError(f"{path} already has {run.training.rounds} rounds; --rounds must be larger")
     _set_back(run)
@@ -107,12 +110,12 @@ def _check_worth(path: Path, config: Config, wanted: Config) -> None:
         raise UsageError(f"{path} is complete with {summary['rounds']} rounds{why}; to train for longer, {how}")
 
 
-def _newest(checkpoints: Checkpoints, device: torch.device) -> tuple[Checkpoint | None, list[str]]:
+def _newest(checkpoints: Checkpoints, device: torch.device, states: StateFolder) -> tuple[Checkpoint | None, list[str]]:
     """Return the newest complete checkpoint and notes about damaged ones; None if there never was one."""
     notes: list[str] = []
     for rounds in checkpoints.rounds():
         try:
-            return checkpoints.read(rounds, device), notes
+            return checkpoints.read(rounds, device, states), notes
         except DamagedError as error:
             notes.append(f"the checkpoint of round {rounds} is damaged ({error}); the previous one is used")
     if notes:

@@ -16,6 +16,7 @@ from fedsat.errors import FedsatError, UsageError
 from fedsat.experiment.average import running_mean
 from fedsat.experiment.callbacks import Callback, Callbacks, RoundFunction, as_callbacks
 from fedsat.experiment.checkpoint import KEPT, Checkpoint, Checkpoints, RunState
+from fedsat.experiment.client_states import StateFolder
 from fedsat.experiment.config import Config
 from fedsat.experiment.environment import environment
 from fedsat.experiment.folder import MODELS, RunFolder
@@ -50,6 +51,8 @@ class Run:
     """Replaced as a whole at the end of a round, so that an interruption never finds half a round in it."""
     folder: RunFolder | None = None
     checkpoints: Checkpoints | None = None
+    states: StateFolder | None = None
+    """Where clients' states go that do not fit into memory; None on real nodes, which keep their own."""
     records: list[RoundRecord] = field(default_factory=list)
     status: str = "running"
     """running, completed, interrupted or failed."""
@@ -149,6 +152,8 @@ class Run:
         training = replace(before.training, states=dict(before.training.states))
         sampling = Sampling(config.per_round, config.workers, config.seed)
         result = run_round(engine, training, sampling, self.setup.faults)
+        if self.states is not None:
+            self.states.overflow(training.states, result.clients.tolist())
         record, after = round_record(result), replace(before, training=training)
         if config.average:
             averaged = running_mean(before.averaged, training.server.model, result.number, config.average)
@@ -304,9 +309,10 @@ def prepare(config: Config, out: Path | None = None) -> Run:
     setup = Setup.of(config)
     state = RunState(start(setup.engine))
     if out is None:
-        return Run(setup, state)
+        return Run(setup, state, states=StateFolder(None, config.state_memory, setup.device))
     folder = RunFolder.create(out, config.to_toml(), setup.inputs.schema)
-    return Run(setup, state, folder, Checkpoints.of(out, config.checkpoint_every))
+    checkpoints = Checkpoints.of(out, config.checkpoint_every)
+    return Run(setup, state, folder, checkpoints, StateFolder(out, config.state_memory, setup.device))
 
 
 def train(run: Run, callbacks: Callbacks = (), *, show: RoundFunction | None = None, for_more: bool = True) -> Run:

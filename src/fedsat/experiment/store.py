@@ -32,8 +32,11 @@ from fedsat.experiment.saved import model_path, read_weights, served
 from fedsat.experiment.summary import summarise
 from fedsat.metrics import CHOICES, METRICS, Metric, RoundRecord, is_imbalanced
 
-ONLY_HOW = ("engine", "device", "checkpoint_every", "track")
-"""Settings that affect only the time, the last digits, and what is sent to trackers."""
+BESIDE = ("checkpoint_every", "state_memory", "track")
+"""Settings that affect no number: what is written, sent to trackers, or kept on disk."""
+
+ONLY_HOW = ("engine", "device", *BESIDE)
+"""Settings that affect at most the last digits."""
 
 
 def identity(table: Mapping[str, Any], *, without: tuple[str, ...] = ()) -> str:
@@ -48,7 +51,7 @@ def identity(table: Mapping[str, Any], *, without: tuple[str, ...] = ()) -> str:
 
 def _comparable(table: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of a configuration that must be equal for a run to be resumed."""
-    return {key: value for key, value in completed(table).items() if key not in ("checkpoint_every", "track")}
+    return {key: value for key, value in completed(table).items() if key not in BESIDE}
 
 
 def completed(table: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -81,14 +81,18 @@ def write_tensors(file: BinaryIO, tensors: Mapping[str, Tensor], metadata: Mappi
     return digest.hexdigest()
 
 
-def read_tensors(path: Path, device: torch.device) -> dict[str, Tensor]:
+def read_tensors(path: Path, device: torch.device, under: str = "") -> dict[str, Tensor]:
     """Return the tensors of a file on `device`, in the order written, each in its own memory.
+
+    `under` selects those whose paths begin with a name, such as the trees of one client.
 
     Both matter for the last bits: sums over a model's tensors follow their order, and kernels depend on alignment.
     """
     from safetensors import SafetensorError, safe_open  # noqa: PLC0415 (not needed to train)
 
     names = [name for name in _header(path) if name != METADATA]
+    if under:
+        names = [name for name in names if name.startswith(f"{quote(under, safe='')}/")]
     try:
         with safe_open(path, framework="pt") as stored:
             return {name: stored.get_tensor(name).to(device, copy=True) for name in names}

@@ -48,7 +48,7 @@ from fedsat.models import build_model, count_parameters
 from fedsat.rounds import Protection
 from fedsat.rounds.noise import secure
 from fedsat.rounds.privacy import refuse_buffers
-from fedsat.tree import State, Tree, expand, tree_map
+from fedsat.tree import KeptStates, State, Tree, expand, tree_map
 
 log = logging.getLogger("flwr")
 
@@ -145,7 +145,9 @@ def train(content: RecordDict, context: Context) -> Trained:
         agreement.check_histogram("train")
     _check_received(engine, request.received)
     state = memory.load(request.used)
-    states = {} if state is None else {request.client: {name: engine.on_device(tree) for name, tree in state.items()}}
+    states: KeptStates = (
+        {} if state is None else {request.client: {name: engine.on_device(tree) for name, tree in state.items()}}
+    )
     received = {name: engine.on_device(tree) for name, tree in request.received.items()}
     model = _received(engine, request.model)
     charge(config, agreement, memory, updates=1, reports=int(request.count))

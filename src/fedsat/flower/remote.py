@@ -29,7 +29,7 @@ from fedsat.rounds import Protection, TrainedRound
 from fedsat.rounds.noise import secure
 from fedsat.rounds.round import Traffic
 from fedsat.seeding import Indices
-from fedsat.tree import State, Tree, nbytes, norms, tree_map
+from fedsat.tree import KeptStates, State, Tree, nbytes, norms, tree_map
 
 log = logging.getLogger("flwr")
 
@@ -83,7 +83,7 @@ class RemoteEngine:
         """The names of the classes."""
         return self._run.class_names
 
-    def train(self, server: Server, clients: Indices, states: dict[int, State], round_number: int) -> TrainedRound:
+    def train(self, server: Server, clients: Indices, states: KeptStates, round_number: int) -> TrainedRound:
         """Train the sampled clients, and retry until enough of them have sent a usable update."""
         self._members.round, self._members.repeated, self._worker_bytes = round_number, 0, 0
         self._marks = (self._exchange.down, self._exchange.up)

@@ -30,7 +30,7 @@ from fedsat.rounds.privacy import Protection
 from fedsat.rounds.refusal import Refused, refuse_reports, refuse_updates
 from fedsat.rounds.sampling import sample_clients, sample_workers, which_respond, which_workers_respond
 from fedsat.seeding import Indices
-from fedsat.tree import State, nbytes
+from fedsat.tree import KeptStates, nbytes
 
 
 class Engine(Protocol):
@@ -49,7 +49,7 @@ class Engine(Protocol):
     def class_names(self) -> tuple[str, ...]:
         """The names of the classes."""
 
-    def train(self, server: Server, clients: Indices, states: dict[int, State], round_number: int) -> TrainedRound:
+    def train(self, server: Server, clients: Indices, states: KeptStates, round_number: int) -> TrainedRound:
         """Train the sampled clients; the result omits those that do not respond."""
 
     def evaluate_workers(self, updates: Updates, workers: Indices) -> ClassCounts:
@@ -101,7 +101,7 @@ class FederationState:
     """The complete state of a federated training between rounds, as stored in a checkpoint."""
 
     server: Server
-    states: dict[int, State] = field(default_factory=dict)
+    states: KeptStates = field(default_factory=dict)
     """The state of each client that has participated."""
     rounds: int = 0
     """Number of completed rounds."""
