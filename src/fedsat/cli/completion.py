@@ -114,9 +114,14 @@ VALUES: dict[str, list[str]] = {
     "--worker-counts": ["each", "sums"],
     "--test": ["server", "nodes"],
     "--sampler": ["grid", "optuna"],
+    "predict --model": ["last", "best", "averaged"],
+    "evaluate --model": ["last", "best", "averaged"],
     "--track": ["tensorboard", "mlflow", "wandb"],
 }
-"""The values of options, for shells; where paths are accepted too, shells complete them when no name fits."""
+"""The values of options, or of an option of one command, for shells.
+
+Where paths are accepted too, shells complete them when no name fits.
+"""
 
 OFFERED: dict[str, tuple[str, ...]] = {
     "--algorithm": ("methods",),
@@ -203,6 +208,8 @@ OPTIONS: dict[str, list[str]] = {
         "--device",
     ],
     "superlink": ["--host", "--port", "--control-port", "--state"],
+    "predict": ["--model", "--keep", "--out"],
+    "evaluate": ["--model", "--out"],
     "report": ["--out", "--target", "--figures", "--table"],
     "list": [],
     "data get": ["--from"],
@@ -248,7 +255,7 @@ def stub(path: str) -> Callable[..., None]:
     argument = Annotated[list[str] | None, typer.Argument(autocompletion=_among(_values(ARGUMENTS, path)))]
     parameters = [_parameter("argument", argument)]
     for option in OPTIONS[path]:
-        values = _values(VALUES, option)
+        values = VALUES.get(f"{path} {option}") or _values(VALUES, option)
         complete = _last_among(values) if option in LISTS else _among(values)
         kind: Any = list[str] | None if option in REPEATED else str | None
         info = typer.Option(option, autocompletion=complete)

@@ -23,12 +23,14 @@ from fedsat.version import __version__
 ENDED_BY_SIGNAL = {INTERRUPTED: "interrupted", 128 + signal.SIGTERM: "terminated", 128 + 1: "hung up"}
 """Exit codes after SIGINT, SIGTERM and SIGHUP, as in shells, and what is printed."""
 
-TRAIN, LOOK, NODES = "Train", "Look", "Real nodes"
+TRAIN, USE, LOOK, NODES = "Train", "Use", "Look", "Real nodes"
 COMMANDS = {
     "run": Entry(TRAIN, "Train one federation and show the results.", "training", "run"),
     "compare": Entry(TRAIN, "Train the same federation with several methods.", "training", "compare"),
     "tune": Entry(TRAIN, "Search for the best settings of each method, without test data.", "tuning", "tune"),
     "resume": Entry(TRAIN, "Continue a run from its last checkpoint, or to more rounds.", "training", "resume"),
+    "predict": Entry(USE, "Predict the classes of new data with a trained model.", "using", "predict"),
+    "evaluate": Entry(USE, "Evaluate a trained model on new data.", "using", "evaluate"),
     "look": Entry(LOOK, "Look at data before training: who holds what, and what that suggests.", "look", "look"),
     "report": Entry(LOOK, "Write a page that shows runs side by side.", "training", "report"),
     "list": Entry(LOOK, "List methods, models, datasets and so on, with their options.", "listing", "show"),

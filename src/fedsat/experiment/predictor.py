@@ -8,14 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
+from torch.nn import functional
 
+from fedsat.data.inputs import is_frame
+from fedsat.data.unseen import class_numbers
 from fedsat.data.values import require_pandas
 from fedsat.engine.capacity import evaluation_batch
 from fedsat.engine.examples import scaling
-from fedsat.errors import FedsatError
+from fedsat.errors import DataError, FedsatError, UsageError
 from fedsat.experiment.saved import ModelInfo, read_info, read_weights
+from fedsat.metrics import Evaluation, confusion_counts, histograms
 from fedsat.models import build_model
 
 if TYPE_CHECKING:
@@ -76,12 +80,43 @@ class Predictor:
 
         Pixels are uint8, or floats from 0 to 1. Other values are those of the training data. They are normalised here.
         """
+        return Prediction(self.logits(x).softmax(-1).numpy(), self.info.class_names)
+
+    def evaluate(self, x: Any, y: ArrayLike | None = None) -> Evaluation:
+        """Evaluate the model on samples of known classes: `y` has their names or numbers.
+
+        Without `y`, they are in the label column of the data frame.
+        """
+        names, known = self.info.class_names, self._labels(x, y)
+        logits, labels = self.logits(x), torch.from_numpy(known)
+        if len(labels) != len(logits):
+            raise DataError(f"there are {len(logits):,} samples but {len(labels):,} labels")
+        prediction = Prediction(logits.softmax(-1).numpy(), names)
+        confusion = confusion_counts(labels[None], torch.from_numpy(prediction.classes)[None], len(names))[0]
+        scores, everyone = histograms.empty(1, len(names), labels.device), torch.ones(len(labels), dtype=torch.bool)
+        histograms.add_scores(scores, logits, labels, torch.zeros_like(labels), everyone)
+        return Evaluation(
+            confusion.numpy(),
+            float(functional.cross_entropy(logits, labels)),
+            predict=lambda: (prediction.probabilities, known),
+            histograms=scores[0].numpy(),
+        )
+
+    def _labels(self, x: Any, y: ArrayLike | None) -> NDArray[np.int64]:
+        schema = self.info.inputs.schema
+        if y is not None:
+            return class_numbers(y, self.info.class_names, "y")
+        if schema is None or not is_frame(x):
+            raise UsageError("give the classes of the samples: y")
+        return schema.labels(x)
+
+    def logits(self, x: Any) -> Tensor:
+        """Return the network's outputs for samples, [n, m]."""
         samples = torch.from_numpy(self.info.inputs.read(x))
         with torch.inference_mode():
-            scores = [self._scores(part) for part in torch.split(samples, self._batch)]
-        return Prediction(torch.cat(scores).numpy(), self.info.class_names)
+            return torch.cat([self._outputs(part) for part in torch.split(samples, self._batch)])
 
-    def _scores(self, samples: Tensor) -> Tensor:
+    def _outputs(self, samples: Tensor) -> Tensor:
         factor, shift = scaling(self.info.inputs.mean, self.info.inputs.std, samples, self._dtype)
         logits: Tensor = self.network(samples.to(self._dtype) * factor + shift)
-        return logits.to(torch.float64).softmax(-1)
+        return logits.to(torch.float64)

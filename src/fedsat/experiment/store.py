@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from fedsat.errors import UsageError
@@ -30,7 +30,7 @@ from fedsat.experiment.folder import (
 from fedsat.experiment.predictor import Prediction, Predictor
 from fedsat.experiment.saved import model_path, read_weights, served
 from fedsat.experiment.summary import summarise
-from fedsat.metrics import CHOICES, METRICS, Metric, RoundRecord, is_imbalanced
+from fedsat.metrics import CHOICES, METRICS, Evaluation, Metric, RoundRecord, is_imbalanced
 
 BESIDE = ("checkpoint_every", "state_memory", "track")
 """Settings that affect no number: what is written, sent to trackers, or kept on disk."""
@@ -113,6 +113,10 @@ class StoredRun:
     def predict(self, x: Any, *, model: str | None = None) -> Prediction:
         """Predict the classes of new samples; see `predictor` and `Predictor.predict`."""
         return self.predictor(model).predict(x)
+
+    def evaluate(self, x: Any, y: ArrayLike | None = None, *, model: str | None = None) -> Evaluation:
+        """Evaluate a model on new samples; see `predictor` and `Predictor.evaluate`."""
+        return self.predictor(model).evaluate(x, y)
 
     @property
     def method(self) -> str:

@@ -75,19 +75,24 @@ def class_table(run: StoredRun) -> Table | None:
     """The final model's measures of each class, if the run's metrics are about any: recall, and those measures."""
     found, chosen = run.stored.get("final"), run.table.get("metrics", ())
     names = {CHOICES[name].measure for name in chosen if name in CHOICES}
-    measures = [each for each in MEASURES if each.of_classes and each.name in names]
-    if not found or not measures:
+    if not found or not any(each.of_classes and each.name in names for each in MEASURES):
         return None
-    table = Table(title="classes, final model", box=box.SIMPLE_HEAD)
-    shown = [each for each in MEASURES if each.name in found["classes"] and (each.name == "recall" or each in measures)]
-    for heading in ("class", "samples", *(f"{each.label} {each.unit}".rstrip() for each in shown)):
+    shown = [each for each in MEASURES if each.name in found["classes"] and each.name in {"recall", *names}]
+    return classes_table(found["classes"], run.stored["class_names"], shown, "classes, final model")
+
+
+def classes_table(
+    values: Mapping[str, Any], names: Sequence[str], measures: Sequence[Measure], title: str = ""
+) -> Table:
+    """Measures of each class, `values` by their names, and its number of samples."""
+    table = Table(title=title or None, box=box.SIMPLE_HEAD)
+    for heading in ("class", "samples", *(f"{each.label} {each.unit}".rstrip() for each in measures)):
         table.add_column(Text(heading), justify="left" if heading == "class" else "right")
-    values = found["classes"]
-    for place, name in enumerate(run.stored["class_names"][:SHOWN_CLASSES]):
-        cells = [_written(each, values[each.name][place]) for each in shown]
+    for place, name in enumerate(names[:SHOWN_CLASSES]):
+        cells = [_written(each, values[each.name][place]) for each in measures]
         table.add_row(Text(name), f"{values['samples'][place]:,}", *cells)
-    if len(run.stored["class_names"]) > SHOWN_CLASSES:
-        table.caption = f"the first {SHOWN_CLASSES} classes; summary.json has all"
+    if len(names) > SHOWN_CLASSES:
+        table.caption = f"the first {SHOWN_CLASSES} of {len(names)} classes"
     return table
 
 
