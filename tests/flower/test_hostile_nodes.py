@@ -231,7 +231,7 @@ def test_faked_confusion_and_moments(tmp_path: Path) -> None:
     honest, clean_run = federate()
     more = changed("results", lambda arrays: {**arrays, "confusion": arrays["confusion"] * 1000})
     _, run = federate(only_for("evaluate", more))
-    assert notes(run, 1)[1].startswith("confusion: 60000 samples, but it holds out 60")
+    assert notes(run, 1)[1].startswith("confusion: 60000 samples, but it evaluates on 60")
     assert run.state.evaluation.confusion.sum() == 3 * 60
 
     def normalisation(grid: FaultyNodes) -> tuple[Any, Any]:

@@ -85,7 +85,7 @@ def test_other_versions_and_other_messages_are_refused() -> None:
     with pytest.raises(MessageError, match="not a 'node_info' message"):
         NodeInfo.unpack(records)
     records.config_records["fedsat"]["version"] = 99
-    with pytest.raises(MessageError, match="message version 99, expected 5; install the same version"):
+    with pytest.raises(MessageError, match="message version 99, expected 6; install the same version"):
         Hello.unpack(records)
     with pytest.raises(MessageError, match="not a 'hello' message"):
         Hello.unpack(RecordDict())

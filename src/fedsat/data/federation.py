@@ -117,7 +117,13 @@ class Federation:
 
     def reported_indices(self, client: int) -> Indices:
         """Return the samples of a worker about which it reports: `worker_indices` without its rare classes."""
-        held = self.worker_indices(client)
+        return self._reportable(self.worker_indices(client))
+
+    def shown_indices(self, client: int) -> Indices:
+        """Return the training samples of a client about which it reports: those of classes that are not rare."""
+        return self._reportable(self.indices(client))
+
+    def _reportable(self, held: Indices) -> Indices:
         return held[reportable(self.dataset.train.labels[held], self.report_at_least)]
 
     @property

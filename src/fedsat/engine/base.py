@@ -175,23 +175,20 @@ class BaseEngine:
         if client_accuracy == "expected":
             accuracies = evaluation.expected_client_accuracy(self.class_mixes)
             return replace(evaluation, client_accuracies=accuracies, class_mixes=self.class_mixes)
-        held = [self.federation.indices(client) for client in range(self.clients)]
-        return replace(evaluation, **self.evaluate_held(model, held, detail))
+        own = self.evaluate_local(model, Detail(client_scores=detail.client_scores))
+        found = {name: getattr(own, name) for name in ("client_accuracies", "client_confusion", "client_histograms")}
+        return replace(evaluation, **found)
 
-    def evaluate_held(self, model: Model, held: Sequence[Indices], detail: Detail) -> dict[str, Any]:
-        """Return the fields of an evaluation that describe each client's own samples."""
-        tally = self._tally(model, held, len(held) * detail.client_scores)
-        counts = tally.counts.cpu().numpy()
-        scores = None if tally.scores is None else tally.scores.cpu().numpy()
-        return {
-            "client_accuracies": accuracy_by_client(counts),
-            "client_confusion": counts,
-            "client_histograms": scores,
-        }
+    def evaluate_local(self, model: Model, detail: Detail = NO_DETAIL) -> Evaluation:
+        """Evaluate the global model on the clients' training samples, without the classes that they do not report."""
+        return self._evaluate_held(model, [self.federation.shown_indices(k) for k in range(self.clients)], detail)
 
     def validate(self, model: Model, detail: Detail = NO_DETAIL) -> Evaluation:
         """Evaluate the global model on the clients' validation samples."""
-        held = [self.federation.reported_indices(client) for client in range(self.clients)]
+        return self._evaluate_held(model, [self.federation.reported_indices(k) for k in range(self.clients)], detail)
+
+    def _evaluate_held(self, model: Model, held: Sequence[Indices], detail: Detail) -> Evaluation:
+        """Evaluate the global model on each client's own samples, and on all of them together."""
         tally = self._tally(model, held, len(held) if detail.client_scores else int(detail.scores))
         counts = tally.counts.cpu().numpy()
         scores = None if tally.scores is None else tally.scores.cpu().numpy()

@@ -14,6 +14,7 @@ from torch import Tensor
 from fedsat.algorithms import Model
 from fedsat.flower import masks
 from fedsat.flower.messages import NodeInfo, RunSpec, Trained
+from fedsat.metrics.histograms import BINS
 from fedsat.tree import State, Tree
 
 MOST = 2**40
@@ -122,17 +123,40 @@ def check_counts(counts: Tensor, samples: int) -> Tensor:
     return counts
 
 
-def check_confusion(confusion: Tensor | None, models: int, classes: int, samples: int) -> Tensor:
-    """Return a node's confusion matrices [models, m, m]; refuse them unless all count the same `samples` samples."""
+def check_confusion(
+    confusion: Tensor | None, models: int, classes: int, samples: int, *, fewer: bool = False
+) -> Tensor:
+    """Return a node's confusion matrices [models, m, m]; refuse them unless all count the same `samples` samples.
+
+    If `fewer`, the node may leave some of them out.
+    """
     if confusion is None or confusion.shape != (models, classes, classes) or confusion.dtype != torch.int64:
         raise RefusedError(f"confusion: not integers [{models}, {classes}, {classes}]")
     if bool(((confusion < 0) | (confusion > MOST)).any()):
         raise RefusedError("confusion: a value is negative or too large")
     if bool((confusion.sum(-1) != confusion[0].sum(-1)).any()):
         raise RefusedError("confusion: the models were evaluated on different samples")
-    if int(confusion[0].sum()) != samples:
-        raise RefusedError(f"confusion: {int(confusion[0].sum())} samples, but it holds out {samples}")
+    counted = int(confusion[0].sum())
+    if counted != samples and not (fewer and counted < samples):
+        raise RefusedError(f"confusion: {counted} samples, but it evaluates on {samples}")
     return confusion
+
+
+def check_histograms(sent: Tensor | None, confusion: Tensor) -> Tensor:
+    """Return a node's histograms of scores [models, m + 1, BINS, 2]; refuse others than of the samples in `confusion`.
+
+    Of each class, they count as many samples, and as many correct predictions, as the confusion matrices.
+    """
+    models, classes, _ = confusion.shape
+    found = check_integers("histograms", sent, models, classes + 1, BINS, 2)
+    if bool(((found < 0) | (found > MOST)).any()):
+        raise RefusedError("histograms: a value is negative or too large")
+    right = confusion.diagonal(dim1=1, dim2=2).sum(-1, keepdim=True)
+    hits = torch.cat([confusion.sum(-1), right], -1)
+    wanted = torch.stack([confusion.sum((1, 2))[:, None] - hits, hits], -1)
+    if bool((found.sum(2) != wanted).any()):
+        raise RefusedError("histograms: they do not count the samples of the confusion matrix")
+    return found
 
 
 def check_losses(losses: Tensor | None, models: int) -> Tensor:

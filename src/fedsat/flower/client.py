@@ -43,7 +43,7 @@ from fedsat.flower.messages import (
 from fedsat.flower.node_data import NodeConfig, federation_of, load_share, number_of
 from fedsat.flower.records import Message, MessageError, Stamp, clean, size
 from fedsat.flower.reporting import charge, refuse_exact, report
-from fedsat.metrics import accuracy_by_client, expected_accuracy
+from fedsat.metrics import Detail, accuracy_by_client, expected_accuracy
 from fedsat.models import build_model, count_parameters
 from fedsat.rounds import Protection
 from fedsat.rounds.noise import secure
@@ -195,22 +195,26 @@ def evaluate(content: RecordDict, context: Context) -> Evaluated:
         mix = engine.class_mixes[[request.client]]
         right = [expected_accuracy(recall, mix)[0] for recall in request.recalls["recalls"].numpy()]
         results = {"accuracy": torch.tensor(right, dtype=torch.float64)}
-    elif request.how == "local":
-        held = engine.federation.indices(request.client)
-        confusions = [engine.count_by_node(_stacked(model), [held]) for model in models]
-        right = [accuracy_by_client(confusion.cpu().numpy())[0] for confusion in confusions]
-        results = {"accuracy": torch.tensor(right, dtype=torch.float64)}
     else:
-        if request.how == "validation":
-            Agreement.of_node(context.node_config).check_histogram("evaluation on validation samples")
-        evaluate = engine.validate if request.how == "validation" else engine.test
-        held_out = [evaluate(model) for model in models]
-        results = {
-            "accuracy": torch.tensor([one.accuracy for one in held_out], dtype=torch.float64),
-            "confusion": torch.stack([torch.from_numpy(one.confusion) for one in held_out]),
-            "loss": torch.tensor([one.loss for one in held_out], dtype=torch.float64),
-        }
+        results = _evaluated(engine, request, models, Agreement.of_node(context.node_config))
     return Evaluated(results)
+
+
+def _evaluated(engine: SequentialEngine, request: Evaluate, models: list[Model], agreement: Agreement) -> Tree:
+    """Return the results of models on this node's samples: what the request asks for."""
+    if request.how == "validation" or request.counts or request.scores:
+        agreement.check_histogram(f"evaluation on {request.how} samples")
+    evaluate = {"local": engine.evaluate_local, "validation": engine.validate}.get(request.how, engine.test)
+    found = [evaluate(model, Detail(scores=request.scores)) for model in models]
+    confusion = np.stack([one.confusion for one in found])
+    results = {"accuracy": torch.from_numpy(accuracy_by_client(confusion))}
+    if request.how != "local":
+        results["loss"] = torch.tensor([one.loss for one in found], dtype=torch.float64)
+    if request.counts or request.how != "local":
+        results["confusion"] = torch.from_numpy(confusion)
+    if request.scores:
+        results["histograms"] = torch.stack([torch.from_numpy(one.histograms) for one in found])
+    return results
 
 
 HANDLERS: dict[str, Callable[[RecordDict, Context], Message]] = {

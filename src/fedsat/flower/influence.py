@@ -56,6 +56,17 @@ def damped_confusion(confusion: Tensor, most: int | None) -> Tensor:
     return torch.tensor(scaled)
 
 
+def damped_histograms(histograms: Tensor, most: int | None) -> Tensor:
+    """Return histograms of scores [models, m + 1, BINS, 2] as if they counted at most `most` samples each.
+
+    The cumulative counts are scaled, so that rounding neither empties cells of one sample nor shifts scores.
+    """
+    samples = int(histograms[0, 0].sum())
+    if most is None or samples <= most:
+        return histograms
+    return torch.diff(histograms.cumsum(2) * most // samples, dim=2, prepend=torch.zeros_like(histograms[:, :, :1]))
+
+
 def _divided(total: int, shares: Sequence[int]) -> list[int]:
     """Divide a whole number in proportion to `shares`; what rounding leaves goes to the largest."""
     if not total:

@@ -343,6 +343,10 @@ class Evaluate(Message):
     models: list[Model] = field(default_factory=list)
     recalls: Tree = field(default_factory=dict)
     """`recalls` [models, m], instead of the models."""
+    counts: bool = False
+    """Whether the client also reports the confusion matrix for `local`, because a metric needs it."""
+    scores: bool = False
+    """Whether it also reports histograms of the scores, except for `expected`."""
 
     name: ClassVar[str] = "evaluate"
     kind: ClassVar[str] = "evaluate"
@@ -355,6 +359,7 @@ class Evaluate(Message):
             for name, tree in model_trees(f"model/{place}", model).items()
         }
         values = {"run": self.run.text(), "client": self.client, "how": self.how}
+        values |= {"counts": self.counts, "scores": self.scores}
         return Envelope(values, trees={**models, "recalls": self.recalls})
 
     @classmethod
@@ -367,6 +372,8 @@ class Evaluate(Message):
             envelope.text("how"),
             [models[name] for name in sorted(models, key=int)],
             envelope.tree("recalls"),
+            envelope.flag("counts"),
+            envelope.flag("scores"),
         )
 
 
@@ -375,7 +382,8 @@ class Evaluated(Message):
     """A client's reply to `Evaluate`."""
 
     results: Tree
-    """`accuracy` [models]; for `held-out` and `validation` also `confusion` [models, m, m] and mean `loss` [models]."""
+    """`accuracy` [models]; for `held-out` and `validation` also `confusion` [models, m, m] and mean `loss` [models].
+    If requested: `confusion` for `local`, and `histograms` [models, m + 1, BINS, 2]."""
 
     name: ClassVar[str] = "evaluated"
 

@@ -18,10 +18,11 @@ from fedsat.data.splits import divide_among_clients
 from fedsat.engine.evaluate import Counter
 from fedsat.errors import TrainingError
 from fedsat.experiment.config import Config
-from fedsat.flower.checks import RefusedError, check_accuracies, check_confusion, check_losses, check_update
-from fedsat.flower.influence import counted, damped_confusion, damped_counts, limit
+from fedsat.flower.checks import RefusedError, check_update
+from fedsat.flower.evaluations import MARGIN, Evaluations
+from fedsat.flower.influence import counted, damped_counts, limit
 from fedsat.flower.members import Members
-from fedsat.flower.messages import Evaluate, Evaluated, RunSpec, Train, Trained
+from fedsat.flower.messages import Evaluate, RunSpec, Train, Trained
 from fedsat.flower.terms import Terms
 from fedsat.flower.worker_round import Workers
 from fedsat.metrics import NO_DETAIL, ClassCounts, ClientAccuracy, Detail, Evaluation
@@ -32,9 +33,6 @@ from fedsat.seeding import Indices
 from fedsat.tree import KeptStates, State, Tree, nbytes, norms, tree_map
 
 log = logging.getLogger("flwr")
-
-MARGIN = 2**20
-"""Bytes of a reply besides its numbers: names, headers of arrays, and instructions."""
 
 ROUNDED = 1 + 1e-3
 """How much longer than its bound a clipped update can be because of rounding."""
@@ -64,6 +62,7 @@ class RemoteEngine:
         self._members, self._exchange = members, members.exchange
         self._workers = Workers(members, run, terms.max_weight, config.privacy.largest_count)
         self._test = test
+        self._evaluations = Evaluations(members, len(run.class_names), config.clients, terms.max_weight)
         self._own_counts: dict[int, torch.Tensor] = {}
         self._marks, self._worker_bytes = (0, 0), 0
         _, stacked = rehearse(self.algorithm, model, len(run.class_names))
@@ -196,7 +195,7 @@ class RemoteEngine:
         self, models: Sequence[Model], client_accuracy: ClientAccuracy, detail: Detail = NO_DETAIL
     ) -> list[Evaluation]:
         """Test global models here or on the nodes, and collect the accuracies of the clients that respond."""
-        count, classes = len(models), len(self.class_names)
+        count = len(models)
         if self._test and client_accuracy == "test-split":
             owners = self._test_owners(self._test.examples.labels)
             return [self._test.evaluate(model, owners, self.clients, detail) for model in models]
@@ -206,52 +205,33 @@ class RemoteEngine:
         if how == "expected":
             recalls = {"recalls": torch.stack([torch.from_numpy(one.recall) for one in evaluations])}
 
-        def message(client: int) -> Evaluate:
-            return Evaluate(self._run, client, how, [] if recalls else list(models), recalls)
-
-        def checked(client: int, reply: Evaluated) -> Tree:
-            accuracy = check_accuracies(reply.results.get("accuracy"), count)
-            if evaluations:
-                return {"accuracy": accuracy}
-            tested = self._members.infos[client].tested
-            confusion = check_confusion(reply.results.get("confusion"), count, classes, tested)
-            loss = check_losses(reply.results.get("loss"), count)
-            return {"accuracy": accuracy, "confusion": damped_confusion(confusion, most), "loss": loss}
-
         if self.protection.privacy.active:  # an accuracy would be an exact number of the client's samples
             return evaluations
-        everyone = {client: message(client) for client in range(self.clients)}
-        most = limit((info.tested for info in self._members.infos.values()), self._terms.max_weight)
-        largest = MARGIN + 8 * count * (classes**2 + 2)
-        replies = self._members.request("evaluate", everyone, Evaluated, checked, largest)
+        scores = detail.client_scores or (detail.scores and not evaluations)
+        counts = detail.clients or detail.client_scores
+        asked = Evaluate(self._run, 0, how, [] if recalls else list(models), recalls, counts, scores)
+        replies = self._evaluations.ask(asked, {client: self._samples(client, how) for client in range(self.clients)})
         if not replies:
             raise TrainingError(f"round {self._members.round}: no node could evaluate the model")
-        accuracies = np.full((count, self.clients), np.nan)
-        for client, reply in replies.items():
-            accuracies[:, client] = reply["accuracy"].numpy()
-        evaluations = evaluations or _pooled(list(replies.values()), count)
-        return [replace(one, client_accuracies=row) for one, row in zip(evaluations, accuracies, strict=True)]
+        own = self._evaluations.of_clients(replies, count)
+        tested = [info.tested for info in self._members.infos.values()]
+        evaluations = evaluations or self._evaluations.pooled(replies, count, tested)
+        return [replace(one, **fields) for one, fields in zip(evaluations, own, strict=True)]
 
     def validate(self, model: Model, detail: Detail = NO_DETAIL) -> Evaluation | None:
         """Evaluate a global model on the validation samples of the nodes that have any."""
-        del detail  # nodes report confusion matrices only
         held = {client: info.judged for client, info in self._members.infos.items() if info.judged}
-        most, classes = limit(held.values(), self._terms.max_weight), len(self.class_names)
-
-        def checked(client: int, reply: Evaluated) -> Tree:
-            accuracy = check_accuracies(reply.results.get("accuracy"), 1)
-            confusion = check_confusion(reply.results.get("confusion"), 1, classes, held[client])
-            loss = check_losses(reply.results.get("loss"), 1)
-            return {"accuracy": accuracy, "confusion": damped_confusion(confusion, most), "loss": loss}
-
-        asked = {client: Evaluate(self._run, client, "validation", [model]) for client in held}
-        replies = self._members.request("evaluate", asked, Evaluated, checked, MARGIN + 8 * (classes**2 + 2))
+        scores = detail.scores or detail.client_scores
+        replies = self._evaluations.ask(Evaluate(self._run, 0, "validation", [model], scores=scores), held)
         if not replies:
             return None
-        accuracies = np.full(self.clients, np.nan)
-        for client, reply in replies.items():
-            accuracies[client] = float(reply["accuracy"][0])
-        return replace(_pooled(list(replies.values()), 1)[0], client_accuracies=accuracies)
+        pooled = self._evaluations.pooled(replies, 1, held.values())[0]
+        return replace(pooled, **self._evaluations.of_clients(replies, 1)[0])
+
+    def _samples(self, client: int, how: str) -> int:
+        """Return the number of samples on which a client evaluates, or the most if it may leave some out."""
+        info = self._members.infos.get(client)
+        return 0 if info is None else info.tested if how == "held-out" else info.samples
 
     def _test_owners(self, labels: torch.Tensor) -> Indices:
         """Return the client of each test sample; a client that has not joined yet has no part."""
@@ -275,16 +255,6 @@ class RemoteEngine:
         notes = self._members.take_notes()
         found: dict[str, Any] = {"bytes_evaluate": spent} | ({"left_out": notes} if notes else {})
         return found | ({"repeated": self._members.repeated} if self._members.repeated else {})
-
-
-def _pooled(replies: Sequence[Tree], models: int) -> list[Evaluation]:
-    """Return the evaluations on the held-out samples of all nodes together."""
-    samples = torch.stack([reply["confusion"].sum((1, 2)) for reply in replies]).to(torch.float64)
-    confusion = torch.stack([reply["confusion"] for reply in replies]).sum(0).numpy()
-    losses = torch.stack([reply["loss"] for reply in replies])
-    known = samples.masked_fill(losses.isnan(), 0)
-    losses = (losses.nan_to_num() * known).sum(0) / known.sum(0)
-    return [Evaluation(confusion[place], float(losses[place])) for place in range(models)]
 
 
 def _row(tree: Tree, row: int) -> Tree:

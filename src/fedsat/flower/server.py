@@ -147,6 +147,7 @@ def assemble(transport: Transport, config: Config, terms: Terms) -> Setup:
         notes,
         Faults(max_norm=config.max_norm),
         metrics,
+        test_on_nodes=terms.test == "nodes",
         trackers=trackers,
         validates=bool(config.validation) and terms.worker_counts == "each" and not config.privacy.active,
     )
