@@ -116,6 +116,8 @@ VALUES: dict[str, list[str]] = {
     "--sampler": ["grid", "optuna"],
     "predict --model": ["last", "best", "averaged"],
     "evaluate --model": ["last", "best", "averaged"],
+    "export --model": ["last", "best", "averaged"],
+    "--to": ["onnx", "torch"],
     "--track": ["tensorboard", "mlflow", "wandb"],
 }
 """The values of options, or of an option of one command, for shells.
@@ -189,6 +191,7 @@ OPTIONS: dict[str, list[str]] = {
             "--clients",
             "--engine",
             "--checkpoint-every",
+            "--state-memory",
             "--dropout",
             "--stragglers",
             "--attackers",
@@ -210,6 +213,7 @@ OPTIONS: dict[str, list[str]] = {
     "superlink": ["--host", "--port", "--control-port", "--state"],
     "predict": ["--model", "--keep", "--out"],
     "evaluate": ["--model", "--out"],
+    "export": ["--to", "--model", "--out"],
     "report": ["--out", "--target", "--figures", "--table"],
     "list": [],
     "data get": ["--from"],

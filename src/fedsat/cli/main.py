@@ -31,6 +31,7 @@ COMMANDS = {
     "resume": Entry(TRAIN, "Continue a run from its last checkpoint, or to more rounds.", "training", "resume"),
     "predict": Entry(USE, "Predict the classes of new data with a trained model.", "using", "predict"),
     "evaluate": Entry(USE, "Evaluate a trained model on new data.", "using", "evaluate"),
+    "export": Entry(USE, "Write a trained model to a file that needs no fedsat.", "using", "export"),
     "look": Entry(LOOK, "Look at data before training: who holds what, and what that suggests.", "look", "look"),
     "report": Entry(LOOK, "Write a page that shows runs side by side.", "training", "report"),
     "list": Entry(LOOK, "List methods, models, datasets and so on, with their options.", "listing", "show"),

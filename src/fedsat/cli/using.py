@@ -1,4 +1,4 @@
-"""`fedsat predict` and `fedsat evaluate`: a trained model on new data."""
+"""`fedsat predict`, `fedsat evaluate` and `fedsat export`: the use of a trained model."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from fedsat.cli.sections import OUTPUT
 from fedsat.data.inputs import is_frame
 from fedsat.data.unseen import Unseen, read_unseen
 from fedsat.errors import UsageError, unknown
+from fedsat.experiment.export import FILES, OUTPUTS, Target, describe
+from fedsat.experiment.export import export as write_file
 from fedsat.experiment.predictor import Prediction, Predictor
 from fedsat.experiment.saved import ModelName
 from fedsat.experiment.store import StoredRun
@@ -83,6 +85,29 @@ def evaluate(
     if out is not None:
         _save(out, json.dumps({"model": predictor.info.name, "round": predictor.info.round, **values}, indent=1))
         say(console, f"results: {out}")
+
+
+def export(
+    folder: RunFolder,
+    to: Annotated[
+        Target, typer.Option(help="onnx, for onnxruntime and others, or torch, for torch.export.load")
+    ] = "onnx",
+    model: Which = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="the file [default: model.onnx or model.pt2]", show_default=False, rich_help_panel=OUTPUT),
+    ] = None,
+) -> None:
+    """Write a trained model with its preprocessing to one file that can be used without fedsat.
+
+    The probabilities of the file are compared with those of the saved model.
+    """
+    console, predictor = Console(), StoredRun.read(folder).predictor(model)
+    path = write_file(predictor, out or Path(FILES[to]), to)
+    say(console, _described(predictor))
+    say(console, f"input: {describe(predictor.info.inputs)}")
+    say(console, f"output: {OUTPUTS}")
+    say(console, f"exported: {path}")
 
 
 def _opened(folder: Path, data: list[Path], model: ModelName | None, *, labelled: bool) -> tuple[Predictor, Unseen]:

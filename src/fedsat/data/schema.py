@@ -115,29 +115,47 @@ class Column:
         own = {"category": len(self.categories) + 1, "hashed": BUCKETS}.get(self.kind, 1)
         return own + self.missing
 
+    def read(self, values: pd.Series) -> Floats:
+        """Return one number for each value, NaN where it is missing: the number itself, days since 1970, 1 for true.
+
+        A category becomes its place in `categories`, and all others the next one. Hashed text becomes its bucket.
+        """
+        if self.kind not in ("category", "hashed"):
+            return READERS[self.kind](values)
+        texts = as_text(values)
+        if self.kind == "hashed":
+            codes = [float(zlib.crc32(text.encode()) % BUCKETS) for text in texts]
+        else:
+            place = {category: float(number) for number, category in enumerate(self.categories)}
+            codes = [place.get(text, float(len(place))) for text in texts]
+        return np.where(values.isna().to_numpy(), np.nan, np.array(codes, np.float64))
+
+    @property
+    def fill(self) -> float:
+        """What stands for a missing value, as `read` returns it; a missing hashed text is in no bucket."""
+        if self.kind == "category":
+            return float((*self.categories, self.usual).index(self.usual))
+        if self.kind == "boolean":
+            return float(self.usual == "true")
+        return -1.0 if self.kind == "hashed" else self.mean
+
     def encode(self, values: pd.Series) -> NDArray[np.float32]:
         """Return the inputs of these values, [rows, width]."""
-        gone = values.isna().to_numpy()
-        if self.kind in ("category", "hashed"):
-            block = self._one_hot(as_text(values), gone)
-        else:
-            fill = float(self.usual == "true") if self.kind == "boolean" else self.mean
-            numbers = np.where(gone, fill, READERS[self.kind](values))
-            normal = ((numbers - self.mean) / self.deviation)[:, None]
-            refuse_at(values, np.abs(normal) > LARGEST, self.name, "which is too far from the other values")
-            block = normal.astype(np.float32)
-        return np.hstack([block, gone[:, None].astype(np.float32)]) if self.missing else block
+        numbers = self.read(values)
+        if self.kind in READERS:
+            far = np.abs(numbers - self.mean) / self.deviation > LARGEST
+            refuse_at(values, far, self.name, "which is too far from the other values")
+        return self.inputs(numbers)
 
-    def _one_hot(self, texts: pd.Series, gone: NDArray[np.bool_]) -> NDArray[np.float32]:
-        """Return 1 at the place of each text; unknown categories share the last place."""
-        if self.kind == "hashed":
-            codes = np.array([zlib.crc32(text.encode()) % BUCKETS for text in texts], np.int64)
-            return np.eye(BUCKETS, dtype=np.float32)[codes] * ~gone[:, None]
-        place = {category: number for number, category in enumerate(self.categories)}
-        other = len(place)
-        codes = np.array([place.get(text, other) for text in texts], np.int64)
-        codes[gone] = place.get(self.usual, other)
-        return np.eye(other + 1, dtype=np.float32)[codes]
+    def inputs(self, numbers: Floats) -> NDArray[np.float32]:
+        """Return the inputs of values as `read` returns them, [rows, width]."""
+        gone = np.isnan(numbers)[:, None]
+        filled = np.where(gone, self.fill, numbers[:, None])
+        if self.kind in READERS:
+            block = (filled - self.mean) / self.deviation
+        else:
+            block = filled == np.arange(self.width - self.missing)
+        return np.hstack([block, gone] if self.missing else [block]).astype(np.float32)
 
 
 READERS = {"number": as_numbers, "date": as_days, "boolean": as_flags}
@@ -179,6 +197,11 @@ class Schema:
             if column.name not in frame.columns:
                 raise DataError(f"column {column.name!r} ({column.kind}) is missing")
         blocks = [column.encode(frame[column.name]) for column in self.columns]
+        return np.hstack(blocks)
+
+    def inputs(self, numbers: Floats) -> NDArray[np.float32]:
+        """Return the inputs of rows, [rows, width], from one number for each column, as `Column.read` returns it."""
+        blocks = [column.inputs(numbers[:, place]) for place, column in enumerate(self.columns)]
         return np.hstack(blocks)
 
     def labels(self, frame: pd.DataFrame) -> Indices:

@@ -112,7 +112,10 @@ class Predictor:
 
     def logits(self, x: Any) -> Tensor:
         """Return the network's outputs for samples, [n, m]."""
-        samples = torch.from_numpy(self.info.inputs.read(x))
+        return self.outputs(torch.from_numpy(self.info.inputs.read(x)))
+
+    def outputs(self, samples: Tensor) -> Tensor:
+        """Return the network's outputs for samples as `Inputs.read` returns them, [n, m]."""
         with torch.inference_mode():
             return torch.cat([self._outputs(part) for part in torch.split(samples, self._batch)])
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from fedsat.errors import UsageError
 from fedsat.experiment.checkpoint import checkpointed_rounds
 from fedsat.experiment.config import Config, complete, read
+from fedsat.experiment.export import Target, export
 from fedsat.experiment.folder import (
     CONFIG,
     COUNTS,
@@ -117,6 +118,13 @@ class StoredRun:
     def evaluate(self, x: Any, y: ArrayLike | None = None, *, model: str | None = None) -> Evaluation:
         """Evaluate a model on new samples; see `predictor` and `Predictor.evaluate`."""
         return self.predictor(model).evaluate(x, y)
+
+    def export(self, path: str | Path, *, to: Target = "onnx", model: str | None = None) -> Path:
+        """Write a model with its preprocessing to one file that needs only onnxruntime (`onnx`) or torch (`torch`).
+
+        The file's probabilities are compared with those of the saved model.
+        """
+        return export(self.predictor(model), Path(path), to)
 
     @property
     def method(self) -> str:
