@@ -13,11 +13,10 @@ pytest.importorskip("cryptography", reason="cryptography is not installed: pip i
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fedsat.secure import Introduction, Party, Round, SecureError, decode, encode, public_identity, threshold_of
 from fedsat.secure import protocol as module
-from fedsat.secure.fixed import FRACTION, LARGEST, Words
-from fedsat.secure.protocol import graph
-from fedsat.secure.shares import join, split
+from fedsat.secure.fixed import FRACTION, LARGEST, Words, decode, encode
+from fedsat.secure.protocol import Introduction, Party, Round, SecureError, graph, public_identity
+from fedsat.secure.shares import join, split, threshold_of
 
 SIZE = 7
 

@@ -63,6 +63,15 @@ class Weighting:
         del class_counts
         return {}
 
+    def scale(self, samples: Tensor, mean: float) -> Tensor | None:
+        """Return what clients multiply their updates by, from their numbers of samples [K] and the mean over clients.
+
+        With secure aggregation, the server sees only the sum of the products. The weights must be the scales divided by
+        their sum. The result is None if a client cannot compute its scale alone.
+        """
+        del samples, mean
+        return None
+
     def weigh(self, updates: Updates, counts: ClassCounts | None) -> ClientWeights:
         """Return the weights of the clients in `updates`; `counts` are the worker reports, if needed."""
         raise NotImplementedError
@@ -84,6 +93,10 @@ class BySamples(Weighting):
 
     public: ClassVar[bool] = True
 
+    def scale(self, samples: Tensor, mean: float) -> Tensor:
+        """Return n_k/(n/N), which is near 1."""
+        return samples / mean
+
     def weigh(self, updates: Updates, counts: ClassCounts | None) -> ClientWeights:
         """Return n_k divided by the number of samples of the active clients."""
         del counts
@@ -98,6 +111,11 @@ class Uniform(Weighting):
 
     public: ClassVar[bool] = True
     equal: ClassVar[bool] = True
+
+    def scale(self, samples: Tensor, mean: float) -> Tensor:
+        """Return 1."""
+        del mean
+        return torch.ones_like(samples)
 
     def weigh(self, updates: Updates, counts: ClassCounts | None) -> ClientWeights:
         """Return 1/|S| for every client."""

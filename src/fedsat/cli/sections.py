@@ -37,7 +37,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     STOPPING: ("select", "early_stop", "patience", "min_gain", "restore_best", "minutes"),
     NODES: ("min_fraction", "timeout", "retries", "wait", "max_weight", "worker_counts", "test", "schema"),
     FAULTS: ("dropout", "stragglers", "attack", "attackers", "max_norm"),
-    PRIVACY: ("privacy", "dp_clip", "dp_noise", "dp_counts", "dp_samples", "budget"),
+    PRIVACY: ("secure_aggregation", "privacy", "dp_clip", "dp_noise", "dp_counts", "dp_samples", "budget"),
     EVALUATION: ("evaluate_every", "client_accuracy", "metrics"),
     MACHINE: ("engine", "device", "precision", "state_memory"),
     OUTPUT: ("checkpoint_every", "track"),

@@ -25,7 +25,7 @@ from fedsat.metrics import NO_DETAIL, ClassCounts, ClientAccuracy, Detail, Evalu
 from fedsat.rounds.local import LocalTraining
 from fedsat.rounds.noise import seeded
 from fedsat.rounds.privacy import Protection
-from fedsat.rounds.round import Traffic, count_traffic
+from fedsat.rounds.round import Traffic, count_traffic, with_masks
 from fedsat.seeding import Indices
 from fedsat.tree import State, Tree, expand, tree_map
 
@@ -63,7 +63,7 @@ class BaseEngine:
         self.algorithm = algorithm
         self.training = training
         self.device = device
-        self.protection = Protection(training.privacy, seeded(training.seed))
+        self.protection = Protection(training.privacy, seeded(training.seed), secure=training.secure_aggregation)
         """On real nodes, with secure noise."""
         self.class_mixes = federation.reported_mixes
         """Class counts for the accuracies of the clients; a label attack does not change them."""
@@ -214,7 +214,8 @@ class BaseEngine:
         self, server: Server, sampled: int, responded: int, updates: Updates, counts: ClassCounts | None
     ) -> Traffic:
         """Return the bytes that a real federation would send."""
-        return count_traffic(self.algorithm, server, sampled, responded, updates, counts)
+        found = count_traffic(self.algorithm, server, sampled, responded, updates, counts)
+        return with_masks(found, updates, sampled, responded) if self.protection.secure else found
 
     def notes(self) -> dict[str, Any]:
         """Return nothing: the round itself records which clients did not respond."""

@@ -23,6 +23,7 @@ from fedsat.options import Option, Registry, check, options_of
 from fedsat.rounds import Attack, LocalTraining, LrSchedule, Privacy, attacks, lr_schedules, privacies
 from fedsat.rounds.ledger import Budget, Ledger
 from fedsat.rounds.privacy import refuse_privacy
+from fedsat.rounds.secure import refuse_secure
 
 PARTS: dict[str, Registry[Any]] = {
     "partition": partitions,
@@ -131,9 +132,16 @@ class Config:
     stragglers: Annotated[float, Option("share of sampled clients that do fewer epochs", at_least=0, at_most=1)] = 0.0
     max_norm: Annotated[
         float,
-        Option("updates whose norm exceeds this many times the median (per step) are refused; 0: none", at_least=0),
+        Option(
+            "updates whose norm exceeds this many times the median (per step) are refused, unless the server sees only "
+            "their sum; 0: none",
+            at_least=0,
+        ),
     ] = 50.0
     attackers: Annotated[float, Option("share of all clients that are malicious", at_least=0, at_most=1)] = 0.0
+    secure_aggregation: Annotated[
+        bool, Option("the server learns only the sum of the clients' updates, and no single one")
+    ] = False
     budget: Annotated[
         str, Option("ε,δ of the differential privacy, such as 8,1e-5; the run ends before it spends more, or empty")
     ] = ""
@@ -208,6 +216,17 @@ class Config:
                 "noise hides rare classes already; remove report_at_least"
             )
         Budget.of(self.budget)
+        if self.secure_aggregation:
+            self._check_secure()
+
+    def _check_secure(self) -> None:
+        """Refuse what needs more than the sum of the updates."""
+        refuse_secure(self.algorithm, self.method, self.per_round)
+        if self.max_norm not in (0, Config.max_norm):
+            raise UsageError(
+                f"max_norm is {self.max_norm:g}, but with secure aggregation, the server sees no single update whose "
+                "length it could check; remove max_norm"
+            )
 
     def _check_training(self) -> None:
         """Refuse local training under which the method's formulas do not hold, and settings that have no effect."""
@@ -236,6 +255,7 @@ class Config:
             lr_schedule=self.lr_schedule,
             rounds=self.rounds,
             privacy=self.privacy,
+            secure_aggregation=self.secure_aggregation,
         )
 
     def ledger(self, *, on_nodes: bool) -> Ledger | None:

@@ -154,7 +154,7 @@ def assemble(transport: Transport, config: Config, terms: Terms) -> Setup:
 
 
 def _check_terms(config: Config, terms: Terms) -> None:
-    simulated = [name for name in ("dropout", "stragglers", "attackers") if getattr(config, name)]
+    simulated = [name for name in ("dropout", "stragglers", "attackers", "secure_aggregation") if getattr(config, name)]
     if simulated:
         raise UsageError(f"{simulated[0]} is only available in simulations, not with real nodes; remove it")
     if config.privacy.active and (terms.test == "nodes" or config.client_accuracy != "expected"):

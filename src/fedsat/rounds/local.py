@@ -36,6 +36,8 @@ class LocalTraining:
     """T, the number of rounds of the run, over which the schedule may extend."""
     privacy: Privacy = Privacy()
     """What clients do to their updates before they send them."""
+    secure_aggregation: bool = False
+    """Whether the server sees only the sum of the updates."""
 
     def lr_in(self, round_number: int) -> float:
         """Return η_t, the learning rate of a round."""

@@ -29,6 +29,7 @@ from fedsat.errors import UsageError
 from fedsat.metrics import ClassCounts
 from fedsat.options import Option, Registry, check
 from fedsat.rounds.noise import Source, Sources, seeded
+from fedsat.rounds.secure import enough, secure_mean
 from fedsat.seeding import Indices, generator
 from fedsat.tree import State, Tree, norms, per_client, tree_map, weighted_sum
 
@@ -273,7 +274,23 @@ class Protection:
     privacy: Privacy = Privacy()
     sources: Sources = field(default_factory=lambda: seeded(0))
     on_nodes: bool = False
-    """Whether clients are real nodes, which add their noise themselves."""
+    """Whether clients are real nodes, which add their noise and their masks themselves."""
+    secure: bool = False
+    """Whether the server sees only the sum of the updates (secure aggregation)."""
+
+    @property
+    def hides_losses(self) -> bool:
+        """Whether clients do not send their training losses."""
+        return self.secure or self.privacy.active
+
+    @property
+    def checks_updates(self) -> bool:
+        """Whether the server may refuse single updates because of their length."""
+        return not (self.secure or self.privacy.fixed_weights)
+
+    def can_aggregate(self, sampled: int, responded: int) -> bool:
+        """Whether enough of the sampled clients responded."""
+        return enough(sampled, responded) if self.secure else responded > 0
 
     def report(self, counts: ClassCounts, clients: Indices, workers: Indices, number: int) -> ClassCounts:
         """Return what workers report instead of `counts`."""
@@ -283,6 +300,8 @@ class Protection:
 
     def release(self, start: Model, updates: Updates, weights: Tensor, number: int) -> Updates:
         """Return the updates that the method's aggregation may use."""
+        if self.secure and not self.on_nodes:
+            updates = secure_mean(start, updates, len(weights) * weights)
         return self.privacy.release(start, updates, weights, self.sources("private mean", number))
 
     def finish(

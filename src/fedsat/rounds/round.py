@@ -29,6 +29,7 @@ from fedsat.rounds.local import TrainedRound
 from fedsat.rounds.privacy import Protection
 from fedsat.rounds.refusal import Refused, refuse_reports, refuse_updates
 from fedsat.rounds.sampling import sample_clients, sample_workers, which_respond, which_workers_respond
+from fedsat.rounds.secure import keys_down, keys_up, length
 from fedsat.seeding import Indices
 from fedsat.tree import KeptStates, nbytes
 
@@ -130,7 +131,8 @@ class RoundResult:
     lr: float | None = None
     """η_t, the local learning rate; None if no client responded."""
     missing: tuple[int, ...] = ()
-    """Sampled clients that did not respond. If none did, the round was skipped and the model did not change."""
+    """Sampled clients that did not respond. If none did, or too few for secure aggregation, the round was skipped and
+    the model did not change."""
     refused: Refused = field(default_factory=dict)
     """Clients whose updates were refused, with the reasons."""
     refused_workers: Refused = field(default_factory=dict)
@@ -150,16 +152,16 @@ def run_round(engine: Engine, training: FederationState, sampling: Sampling, fau
     seconds: dict[str, float] = {}
     sampled = sample_clients(sampling.seed, number, engine.clients, sampling.per_round)
     responds = which_respond(sampling.seed, number, sampled, faults.dropout)
-    if not responds.any():
+    if not protection.can_aggregate(len(sampled), int(responds.sum())):
         training.rounds = number
         return skipped_round(number, sampled, count_down(algorithm, server, len(sampled)))
 
     with timed(seconds, "train", engine.device):
         trained = engine.train(server, sampled[responds], training.states, number)
-        trained = without_losses(trained) if privacy.active else trained
+        trained = without_losses(trained) if protection.hides_losses else trained
         responded = trained.updates.clients.numpy()
         sent = faults.attack.send(server.model, trained.updates, faults.attackers, sampling.seed, number)
-        max_norm = 0.0 if privacy.fixed_weights else faults.max_norm  # clipping bounds the updates already
+        max_norm = faults.max_norm if protection.checks_updates else 0.0
         trained, refused = refuse_updates(replace(trained, updates=sent), server.model, max_norm, number)
         updates, clients = trained.updates, trained.updates.clients.numpy()
 
@@ -185,14 +187,14 @@ def run_round(engine: Engine, training: FederationState, sampling: Sampling, fau
     training.states.update(zip(clients.tolist(), trained.states, strict=True))
     training.rounds = number
     missing = tuple(sampled[~np.isin(sampled, responded)].tolist())
-    losses = trained.losses[:0] if privacy.active else trained.losses
+    losses = trained.losses[:0] if protection.hides_losses else trained.losses
     return RoundResult(
         number, clients, losses, client_weights, traffic, seconds, updates.lr, missing, refused, refused_workers
     )
 
 
 def skipped_round(number: int, sampled: Indices, down: int) -> RoundResult:
-    """Return the result of a round in which no client responded."""
+    """Return the result of a round in which no client responded, or too few."""
     none = torch.zeros(0)
     return RoundResult(
         number, sampled[:0], none, ClientWeights(none), Traffic(down, 0, 0), {}, missing=tuple(sampled.tolist())
@@ -211,7 +213,7 @@ def evaluate_by_workers(
 
 
 def without_losses(trained: TrainedRound) -> TrainedRound:
-    """Return the round without the training losses, which private clients do not send."""
+    """Return the round without the training losses, which clients do not send if their updates are private."""
     return replace(trained, meters={**trained.meters, "loss": torch.zeros_like(trained.meters["loss"])})
 
 
@@ -250,6 +252,13 @@ def count_traffic(
     fetched = clients * (workers - 1) * nbytes([server.model.params, server.model.buffers])
     reported = int(counts.labels.any(-1).sum()) * 2 * classes * 8
     return Traffic(down + fetched, up + reported, fetched + reported)
+
+
+def with_masks(traffic: Traffic, updates: Updates, sampled: int, responded: int) -> Traffic:
+    """Return the bytes with secure aggregation: 8 per value of an update, and the keys and shares of the clients."""
+    values = length([updates.model.params, updates.model.buffers]) // len(updates.sizes)
+    keys = Traffic(sampled * keys_down(sampled), sampled * keys_up(sampled), 0)
+    return Traffic(traffic.down + keys.down, 8 * values * responded + keys.up, traffic.workers)
 
 
 def count_down(algorithm: Algorithm, server: Server, sampled: int) -> int:

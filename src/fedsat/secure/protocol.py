@@ -38,22 +38,14 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from fedsat.errors import FedsatError
 from fedsat.secure.fixed import Words
-from fedsat.secure.shares import SIZE, join, split
+from fedsat.secure.shares import FEWEST, PEERS, SIZE, join, split, threshold_of
 
 KEY = 32
 """Bytes of a key and of a seed."""
 
-PEERS = 100
-"""With more clients, each shares masks with so many others: 3 % of 10,000 clients suffice (Bell et al.)."""
-
 
 class SecureError(FedsatError):
     """The round cannot go on, or would reveal more than the sum."""
-
-
-def threshold_of(clients: int) -> int:
-    """Return how many of a group must take part to the end: more than two thirds of it."""
-    return 2 * clients // 3 + 1
 
 
 def public_identity(identity: bytes) -> bytes:
@@ -116,7 +108,7 @@ class Party:
         for client, peer in peers.items():
             if known is not None:
                 _verify(client, peer, known, self.context)
-        if len(peers) < 3:
+        if len(peers) < FEWEST:
             raise SecureError("secure aggregation: fewer than three clients take part, so a sum would reveal too much")
         self.peers = dict(peers)
         threshold = threshold_of(len(peers))

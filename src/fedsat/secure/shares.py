@@ -11,6 +11,17 @@ PRIME = 2**521 - 1
 SIZE = 66
 """Bytes of a share."""
 
+PEERS = 100
+"""With more clients, each shares its secrets with so many others: 3 % of 10,000 clients suffice (Bell et al. 2020)."""
+
+FEWEST = 3
+"""With fewer clients, a sum would say too much about each of them."""
+
+
+def threshold_of(clients: int) -> int:
+    """Return how many of a group must take part to the end: more than two thirds of it."""
+    return 2 * clients // 3 + 1
+
 
 def split(secret: bytes, holders: Iterable[int], threshold: int) -> dict[int, bytes]:
     """Return a share for each holder: the value of a random polynomial f with f(0) = secret at the holder's point.

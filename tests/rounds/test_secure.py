@@ -1,0 +1,151 @@
+"""Secure aggregation in simulations: the same as plain aggregation, with dropouts, and what it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fedsat
+from fedsat.algorithms import Algorithm, Model, algorithms
+from fedsat.errors import TrainingError, UsageError
+from fedsat.experiment.config import Config
+from fedsat.rounds import FederationState, Protection, run_round
+from fedsat.rounds.round import NO_FAULTS, Faults, start
+from fedsat.rounds.secure import enough, keys_down, keys_up, model_of, secure_mean, vector, why_not
+from fedsat.secure.fixed import decode
+from tests.support.federations import SAMPLING, furthest, make_engine, stacked
+
+PLAIN = ("fedavg", "fedprox", "fedavgm", "feddyn", "fedlc", "fedsam", "fedntd", "moon", "fedacg")
+
+
+def trained(method: str, *, secure: bool, faults: Faults = NO_FAULTS, rounds: int = 3, **options: Any) -> Any:
+    local = {"secure_aggregation": secure}
+    engine = make_engine(algorithms.build(method), clients=8, local=local, partition="quantity", **options)
+    training: FederationState = start(engine)
+    return training, [run_round(engine, training, SAMPLING, faults) for _ in range(rounds)]
+
+
+def test_the_sum_by_hand() -> None:
+    """Scales 1 and 3: the mean of 2 and 6 is (1·2 + 3·6)/4 = 5."""
+    start_ = Model({"a": torch.tensor([1.0])}, {"steps": torch.tensor(10)})
+    words = [
+        vector(start_, Model({"a": torch.tensor([1.0 + moved])}, {"steps": torch.tensor(10 + steps)}), scale)
+        for moved, steps, scale in ((2.0, 4, 1.0), (6.0, 8, 3.0))
+    ]
+    assert decode(words[1]).tolist() == [18.0, 24.0]
+    found = model_of(start_, words[0] + words[1], 4.0)
+    assert found.params["a"].tolist() == [6.0]
+    assert found.buffers["steps"].item() == 17
+
+
+@pytest.mark.parametrize("method", PLAIN)
+def test_it_equals_plain_aggregation_within_rounding(method: str) -> None:
+    (plain, _), (secure, results) = (trained(method, secure=how) for how in (False, True))
+    assert furthest(plain.server.model.params, secure.server.model.params) < 1e-7
+    assert furthest(plain.server.model.params, start_of(method)) > 1e-3
+    assert all(len(result.losses) == 0 for result in results)  # losses are not part of the sum
+
+
+def start_of(method: str) -> Any:
+    return make_engine(algorithms.build(method), clients=8).initial_model.params
+
+
+def test_the_stacked_engine_and_parts_of_fedsat() -> None:
+    method = {"name": "fedsat", "weighting": "samples"}
+    (plain, _), (secure, _) = (trained(method, secure=how, engine=stacked) for how in (False, True))  # type: ignore[arg-type]
+    assert furthest(plain.server.model.params, secure.server.model.params) < 1e-7
+
+
+def test_batchnorm_and_differential_privacy() -> None:
+    options: dict[str, Any] = {"dataset": "mnist-mini", "clients": 6, "per_round": 4, "rounds": 2, "epochs": 1,
+                               "classes_per_client": 3, "batch_size": 200}  # fmt: skip
+    for further in (
+        {"model": {"name": "resnet8", "width": 2}, "algorithm": "fedavg"},
+        {"hidden": [8], "algorithm": {"name": "fedavg", "weighting": "uniform"}, "privacy": "central"},
+        {"hidden": [8], "algorithm": "fedavg", "privacy": {"name": "local", "dp_noise": 0.1}},
+    ):
+        runs = [fedsat.run(**options, **further, secure_aggregation=how) for how in (False, True)]
+        assert furthest(runs[0].model.params, runs[1].model.params) < 1e-5
+        floats = [
+            {name: tensor for name, tensor in run.model.buffers.items() if tensor.is_floating_point()} for run in runs
+        ]
+        assert furthest(*floats) < 1e-5
+
+
+def test_a_round_without_two_thirds_of_its_clients_is_skipped() -> None:
+    assert [enough(4, responded) for responded in (2, 3, 4)] == [False, True, True]
+    assert not enough(2, 2)
+    _, results = trained("fedavg", secure=True, faults=Faults(dropout=0.3), rounds=12)
+    _, others = trained("fedavg", secure=False, faults=Faults(dropout=0.3), rounds=12)
+    sizes = {len(result.clients) for result in results}
+    assert sizes == {0, 3, 4}
+    for mine, other in zip(results, others, strict=True):
+        assert len(mine.clients) == (len(other.clients) if len(other.clients) >= 3 else 0)
+
+
+def test_the_server_sees_the_same_model_of_every_client() -> None:
+    engine = make_engine(Algorithm(), clients=5)
+    server = start(engine).server
+    updates = engine.train(server, np.arange(5), {}, 1).updates
+    weights = torch.tensor([0.1, 0.2, 0.3, 0.3, 0.1], dtype=torch.float64)
+    released = Protection(secure=True).release(server.model, updates, weights, 1).model.params
+    for name, tensor in released.items():
+        assert bool((tensor == tensor[0]).all())
+        mean = torch.tensordot(weights, updates.model.params[name], dims=1)
+        torch.testing.assert_close(tensor[0], mean, rtol=0, atol=1e-9)
+
+
+def test_an_update_that_does_not_fit() -> None:
+    engine = make_engine(Algorithm(), clients=3)
+    server = start(engine).server
+    updates = engine.train(server, np.arange(3), {}, 1).updates
+    next(iter(updates.model.params.values()))[1] += 1e6
+    with pytest.raises(TrainingError, match="an update cannot be aggregated securely"):
+        secure_mean(server.model, updates, torch.ones(3))
+
+
+def test_bytes_include_keys_and_wide_numbers() -> None:
+    """4 clients: 160 + (148 + 66) · 4 bytes up, (160 + 148 + 8) · 4 down; float64 has 8 bytes anyway."""
+    assert (keys_up(4), keys_down(4)) == (1016, 1264)
+    (_, plain), (_, secure) = (trained("fedavg", secure=how, rounds=1) for how in (False, True))
+    assert secure[0].traffic.up - plain[0].traffic.up == 4 * 1016
+    assert secure[0].traffic.down - plain[0].traffic.down == 4 * 1264
+    assert keys_up(10_000) == keys_up(101)  # masks are shared with 100 others
+
+
+@pytest.mark.parametrize(
+    ("method", "why"),
+    [
+        ("fedsat", "workers would have to see single clients' models"),
+        ("fedsat:robust", "workers would have to see"),
+        ({"name": "fedavg", "weighting": "disco"}, "a client cannot compute its weight alone"),
+        ({"name": "fedavg", "aggregator": "median"}, "its aggregator compares single updates"),
+        ({"name": "fedavg", "aggregator": "multi-krum"}, "its aggregator compares single updates"),
+        ("scaffold", "its server uses the updates in other ways"),
+        ("elastic", "its server uses the updates in other ways"),
+    ],
+)
+def test_what_needs_more_than_a_sum_is_refused(method: Any, why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        fedsat.configure(algorithm=method, secure_aggregation=True)
+
+
+def test_further_uploads_are_refused() -> None:
+    class Uploading(Algorithm):
+        def end(self, task: Any, carry: Any, result: Any) -> Any:
+            return {}, {"extra": result.params}
+
+    assert why_not(Uploading()) == "clients also upload extra"
+    assert why_not(Algorithm()) is None
+
+
+def test_settings_without_effect_are_refused() -> None:
+    table: dict[str, Any] = {"algorithm": "fedavg", "secure_aggregation": True}
+    with pytest.raises(UsageError, match="max_norm is 20, but with secure aggregation, the server sees no single"):
+        fedsat.configure(**table, max_norm=20)
+    with pytest.raises(UsageError, match="per_round is 2; with secure aggregation, it must be at least 3"):
+        fedsat.configure(**table, per_round=2)
+    assert Config.of({**table, "max_norm": 0.0}).secure_aggregation
