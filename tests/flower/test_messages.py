@@ -85,7 +85,7 @@ def test_other_versions_and_other_messages_are_refused() -> None:
     with pytest.raises(MessageError, match="not a 'node_info' message"):
         NodeInfo.unpack(records)
     records.config_records["fedsat"]["version"] = 99
-    with pytest.raises(MessageError, match="message version 99, expected 6; install the same version"):
+    with pytest.raises(MessageError, match="message version 99, expected 7; install the same version"):
         Hello.unpack(records)
     with pytest.raises(MessageError, match="not a 'hello' message"):
         Hello.unpack(RecordDict())
@@ -140,11 +140,11 @@ def test_memory_continues_from_the_last_used_round() -> None:
         return plain(Memory(records).load(used))
 
     assert settled(0) is None
-    Memory(records).store(1, state[1])
+    Memory(records).store(0, 1, state[1])
     assert settled(1) == plain(state[1])
-    Memory(records).store(2, state[2])  # arrives too late and is not used
+    Memory(records).store(0, 2, state[2])  # arrives too late and is not used
     assert settled(1) == plain(state[1])
-    Memory(records).store(3, state[3])
+    Memory(records).store(0, 3, state[3])
     assert settled(3) == plain(state[3])
     assert settled(2) is None  # no longer stored
     assert settled(3) is None

@@ -38,12 +38,16 @@ def supernode(
     agreement: Annotated[
         Path | None, typer.Option(help="what the server may ask of this node (TOML)", metavar="FILE")
     ] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(help="folder where the client's state is kept [default: KEY.state]", metavar="FOLDER"),
+    ] = None,
     device: Annotated[str | None, typer.Option(help="device for training: cpu, cuda, …", metavar="NAME")] = None,
 ) -> None:
     """Start a node that trains with the data of this machine, as its agreement allows.
 
-    It connects to the server and needs no open port. Code that the server sends is ignored: the node runs the fedsat
-    that is installed here.
+    It connects to the server and needs no open port. Its state is on disk, so that it can be restarted at any time.
+    Code that the server sends is ignored: the node runs the fedsat that is installed here.
     """
     require_flower()
     if (folder is None) == (dataset is None):
@@ -57,6 +61,7 @@ def supernode(
         "num-partitions": clients if dataset is not None else None,
         "agreement": _absolute(agreement),
         "device": device,
+        "state": _absolute(state or key.with_name(f"{key.name}.state")),
     }
     config = {name: value for name, value in given.items() if value is not None}
     for file in (key, authority):

@@ -220,3 +220,7 @@ class BaseEngine:
     def notes(self) -> dict[str, Any]:
         """Return nothing: the round itself records which clients did not respond."""
         return {}
+
+    def remembered(self) -> dict[str, Any]:
+        """Return nothing: this engine is the same whenever it is built."""
+        return {}

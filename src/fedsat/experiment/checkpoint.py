@@ -9,11 +9,9 @@ checkpoints are kept. No random state is stored, because all random numbers are 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import shutil
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +19,10 @@ import torch
 from filelock import FileLock, Timeout
 
 from fedsat.algorithms import Model, Server
-from fedsat.errors import FedsatError, UsageError
+from fedsat.errors import UsageError
 from fedsat.experiment.client_states import StateFolder, StoredState, keep
-from fedsat.experiment.folder import RECORDS, Reach, speaking_of, sync_folder, whole, write_whole
+from fedsat.experiment.folder import RECORDS, Reach, speaking_of, sync_folder, whole
+from fedsat.experiment.sealed import DamagedError, check_file, read_sealed, write_sealed
 from fedsat.experiment.tensors import flatten, nest, read_tensors, write_tensors
 from fedsat.metrics import Evaluation
 from fedsat.rounds import FederationState
@@ -31,6 +30,7 @@ from fedsat.tree import KeptState, KeptStates, nbytes
 
 FOLDER, LOCK = "checkpoints", "lock"
 CLIENTS = "clients"
+KIND = "checkpoint"
 FORMAT = 2
 KEPT = 2
 EVERY = 10
@@ -68,10 +68,8 @@ class Checkpoint:
     lanes: int
     """Number of clients trained at once; with another number, results may round differently."""
     made_with: dict[str, Any]
-
-
-class DamagedError(FedsatError):
-    """A checkpoint cannot be used."""
+    nodes: dict[str, Any] = field(default_factory=dict)
+    """What the server of real nodes remembers of them, as plain values."""
 
 
 class Checkpoints:
@@ -148,8 +146,7 @@ class Checkpoints:
                 digest = write_tensors(file, tensors)
             clients = {str(client): [state.digest, list(state)] for client, state in on_disk.items()}
             body = _body(checkpoint) | {"empty": empty, "tensors": digest, "clients": clients}
-            content = json.dumps({"sha256": _checksum(body), "checkpoint": body}, indent=1)
-            write_whole(self.folder / _name(rounds, "json"), content.encode())
+            write_sealed(self.folder / _name(rounds, "json"), KIND, body)
         self._written = rounds
         self.keep(self.rounds()[:KEPT])
         taken = time.monotonic() - began
@@ -184,7 +181,7 @@ class Checkpoints:
         try:
             body = _read_body(self.folder / _name(rounds, "json"))
             path = self.folder / _name(rounds, "safetensors")
-            _check(path, body["tensors"])
+            check_file(path, body["tensors"])
             with (self.folder.parent / RECORDS).open("rb") as file:
                 content = file.read(body["metrics"]["size"])
             reach = Reach.of(content)
@@ -193,7 +190,7 @@ class Checkpoints:
             checkpoint = _checkpoint(body, nest(read_tensors(path, device), body["empty"]), reach)
             for client, (digest, trees) in body.get("clients", {}).items():
                 kept = self.folder / _name(rounds, CLIENTS) / f"{client}.safetensors"
-                _check(kept, digest)
+                check_file(kept, digest)
                 checkpoint.state.training.states[int(client)] = states.adopt(kept, digest, trees)
             return checkpoint
         except OSError as error:
@@ -231,18 +228,8 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _check(path: Path, digest: str) -> None:
-    with path.open("rb") as file:
-        if hashlib.file_digest(file, "sha256").hexdigest() != digest:
-            raise DamagedError(f"the checksum of {path.name} is wrong")
-
-
 def _name(rounds: int, kind: str) -> str:
     return f"round-{rounds:06}.{kind}"
-
-
-def _checksum(body: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
 def _tensors(state: RunState) -> dict[str, Any]:
@@ -274,18 +261,12 @@ def _body(checkpoint: Checkpoint) -> dict[str, Any]:
         "metrics": {"size": reach.size, "sha256": reach.digest.hexdigest()},
         "test_loss": None if state.evaluation is None else state.evaluation.loss,
         "made_with": checkpoint.made_with,
+        "nodes": checkpoint.nodes,
     }
 
 
 def _read_body(path: Path) -> dict[str, Any]:
-    try:
-        stored = json.loads(path.read_bytes())
-        body: dict[str, Any] = stored["checkpoint"]
-        intact = _checksum(body) == stored["sha256"]
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise DamagedError(f"{path.name} cannot be read") from error
-    if not intact:
-        raise DamagedError(f"the checksum of {path.name} is wrong")
+    body = read_sealed(path, KIND)
     if body["format"] != FORMAT:
         raise DamagedError(f"{path.name} has format {body['format']}; this version of fedsat reads {FORMAT}")
     return body
@@ -304,4 +285,6 @@ def _checkpoint(body: dict[str, Any], tensors: dict[str, Any], reach: Reach) -> 
         best=Model(**tensors["best"]) if "best" in tensors else None,
         averaged=Model(**tensors["averaged"]) if "averaged" in tensors else None,
     )
-    return Checkpoint(state, reach, body["config"], body["federation"], body["lanes"], body["made_with"])
+    return Checkpoint(
+        state, reach, body["config"], body["federation"], body["lanes"], body["made_with"], body.get("nodes", {})
+    )

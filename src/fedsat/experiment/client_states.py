@@ -22,9 +22,9 @@ from typing import Any
 import torch
 
 from fedsat.engine.capacity import free_memory
-from fedsat.experiment.folder import speaking_of, sync_folder
+from fedsat.experiment.folder import speaking_of, sync_folder, whole
 from fedsat.experiment.tensors import flatten, nest, read_tensors, write_tensors
-from fedsat.tree import KeptState, KeptStates, Tree, nbytes
+from fedsat.tree import KeptState, KeptStates, State, Tree, nbytes
 
 PREFIX = "client-states-"
 SHARE = 0.25
@@ -41,8 +41,7 @@ class StoredState(Mapping[str, Tree]):
     def __getitem__(self, name: str) -> Tree:
         if name not in self._trees:
             raise KeyError(name)
-        tree: Any = nest(read_tensors(self.path, self._device, under=name), ()).get(name, {})
-        return dict(tree)
+        return read_state(self.path, (name,), self._device, under=name)[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._trees)
@@ -73,9 +72,8 @@ class StateFolder:
 
     def _store(self, state: KeptState) -> StoredState:
         path = self._folder / next(self._names)
-        tensors, _ = flatten(state)
-        with speaking_of(path), path.open("wb") as file:
-            digest = write_tensors(file, tensors)
+        with speaking_of(path):
+            digest = write_state(path, state, lasting=False)
         return StoredState(path, digest, state, self._device)
 
     @cached_property
@@ -91,6 +89,19 @@ class StateFolder:
         path = self._folder / next(self._names)
         link(kept, path)
         return StoredState(path, digest, trees, self._device)
+
+
+def write_state(path: Path, state: KeptState, *, lasting: bool = True) -> str:
+    """Write a state and return its sha256. A `lasting` file is replaced atomically and flushed to disk."""
+    tensors, _ = flatten(state)
+    with whole(path) if lasting else path.open("wb") as file:
+        return write_tensors(file, tensors)
+
+
+def read_state(path: Path, trees: Iterable[str], device: torch.device, under: str = "") -> State:
+    """Return the state in a file, which has these trees, or only the one `under` a name; empty ones are not stored."""
+    found: Any = nest(read_tensors(path, device, under), ())
+    return {name: found.get(name, {}) for name in trees}
 
 
 def keep(states: Mapping[int, StoredState], folder: Path) -> None:

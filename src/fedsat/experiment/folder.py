@@ -2,7 +2,7 @@
 averaged.safetensors if a running mean of the global models is kept, schema.json if the data are a table, and
 counts.npz, the counts of the final model's evaluation.
 
-A run on real nodes also has nodes.txt from the start. Checkpoints are written by `checkpoint`.
+A run on real nodes also has nodes.json from the start. Checkpoints are written by `checkpoint`.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ LAST_MODEL, BEST_MODEL, AVERAGED_MODEL = "model.safetensors", "best.safetensors"
 MODELS = {"last": LAST_MODEL, "best": BEST_MODEL, "averaged": AVERAGED_MODEL}
 """The files of a run's models."""
 COUNTS = "counts.npz"
-ON_NODES = "nodes.txt"
-NODES_TEXT = "This is a run on real nodes. Each client's data and state are on its node, not here.\n"
+ON_NODES = "nodes.json"
+NODES_TEXT = "This is a run on real nodes. Each client's data and state are on its node, not here."
 
 
 @dataclass(frozen=True)
@@ -61,15 +61,19 @@ class RunFolder:
         self.reach = reach
 
     @staticmethod
-    def create(path: Path, config_text: str, schema: Schema | None = None, *, on_nodes: bool = False) -> RunFolder:
-        """Create the folder of a new run; `config.toml`, which marks it as a run, is written last."""
-        if (path / CONFIG).exists():
-            raise UsageError(f"{path} already contains a run; use another --out, or move it away")
+    def create(
+        path: Path, config_text: str, schema: Schema | None = None, *, nodes: Mapping[str, Any] | None = None
+    ) -> RunFolder:
+        """Create the folder of a new run; `config.toml`, which marks it as a run, is written last.
+
+        `nodes` is what must be known to continue a run on real nodes, as plain values.
+        """
+        refuse_used(path)
         with speaking_of(path):
             path.mkdir(parents=True, exist_ok=True)
             write_whole(path / RECORDS, b"")
-            if on_nodes:
-                write_whole(path / ON_NODES, NODES_TEXT.encode())
+            if nodes is not None:
+                write_whole(path / ON_NODES, json.dumps({"note": NODES_TEXT, **nodes}, indent=2).encode())
             if schema is not None:
                 write_whole(path / SCHEMA, schema.to_json().encode())
             write_whole(path / CONFIG, config_text.encode())
@@ -115,6 +119,12 @@ class RunFolder:
         """Write the summary, the last file of a run."""
         with speaking_of(self.path):
             write_whole(self.path / SUMMARY, json.dumps(summary, indent=2).encode())
+
+
+def refuse_used(path: Path) -> None:
+    """Refuse to start a run in a folder that contains one."""
+    if (path / CONFIG).exists():
+        raise UsageError(f"{path} already contains a run; use another --out, or move it away")
 
 
 @contextmanager
@@ -199,6 +209,16 @@ def read_summary(folder: Path) -> dict[str, Any]:
         return {}
     except (OSError, ValueError) as error:
         raise UsageError(f"{folder / SUMMARY} cannot be read: {error}") from error
+
+
+def read_nodes(folder: Path) -> dict[str, Any]:
+    """Return the contents of `nodes.json`, or an empty table if the run is a simulation."""
+    try:
+        return _table((folder / ON_NODES).read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{folder / ON_NODES} cannot be read: {error}") from error
 
 
 def _table(content: bytes) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import torch
 
 from fedsat.data import Dataset
 from fedsat.errors import FedsatError, UsageError
-from fedsat.experiment.checkpoint import FOLDER, Checkpoint, Checkpoints, DamagedError, RunState, checkpointed_rounds
+from fedsat.experiment.checkpoint import FOLDER, Checkpoint, Checkpoints, RunState, checkpointed_rounds
 from fedsat.experiment.client_states import StateFolder
 from fedsat.experiment.config import Config, complete, read
 from fedsat.experiment.environment import environment, pick_device
@@ -29,6 +29,7 @@ from fedsat.experiment.folder import (
     write_whole,
 )  # fmt: skip
 from fedsat.experiment.run import Run
+from fedsat.experiment.sealed import DamagedError
 from fedsat.experiment.setup import Setup
 from fedsat.rounds import lr_schedules, start
 from fedsat.tree import Tree
@@ -36,21 +37,33 @@ from fedsat.tree import Tree
 MAY_CHANGE = ("rounds", "minutes", "checkpoint_every", "state_memory", "track")
 """Settings that may change when a run is resumed."""
 
+Build = Callable[[Config, Mapping[str, Any]], Setup]
+"""Builds what a run is made of, from its configuration and what its checkpoint remembers of real nodes, if anything."""
+
 
 def restore(
-    path: Path, rounds: int | None = None, dataset: str | Dataset | None = None, minutes: float | None = None
+    path: Path,
+    rounds: int | None = None,
+    dataset: str | Dataset | None = None,
+    minutes: float | None = None,
+    on_nodes: Build | None = None,
 ) -> Run:
     """Return the run in `path` as it was at its last checkpoint, ready to `train`.
 
     `rounds` is a new number of rounds, and `minutes` a new time budget. `dataset` is needed if the run was started with
-    a dataset object. Rounds that were recorded after the checkpoint are removed and repeated. A run without a
-    checkpoint yet starts again.
+    a dataset object, and `on_nodes`, which connects to them, if it was run on real nodes. Rounds that were recorded
+    after the checkpoint are removed and repeated. A run without a checkpoint yet starts again.
     """
     if not (path / CONFIG).is_file():
         raise UsageError(f"{path} contains no run: it has no {CONFIG}")
     config = _with_dataset(path, Config.of(read(path / CONFIG)), dataset)
     changes: dict[str, Any] = {"rounds": rounds, "minutes": minutes}
     wanted = replace(config, **{key: value for key, value in changes.items() if value is not None})
+    if on_nodes is None and (path / ON_NODES).is_file():
+        raise UsageError(
+            f"{path} was run on real nodes, which keep their clients' states; start its server again with out = {path}"
+        )
+    build = on_nodes or _simulation
     _check_worth(path, config, wanted)
     recorded = (path / RECORDS).is_file() and (path / RECORDS).stat().st_size > 0
     kept = (path / FOLDER).is_dir() or not recorded  # rounds that were recorded without checkpoints are never discarded
@@ -61,11 +74,11 @@ def restore(
     states = StateFolder(path, wanted.state_memory, device)
     checkpoint, notes = _newest(checkpoints, device, states)
     if checkpoint is None:
-        setup = Setup.of(wanted)
+        setup = build(wanted, {})
         run = Run(setup, RunState(start(setup.engine)), RunFolder(path, Reach.of(b"")), checkpoints, states)
     else:
         _check_config(path, wanted, checkpoint)
-        setup = Setup.of(wanted)
+        setup = build(wanted, checkpoint.nodes)
         _check_setup(path, setup, checkpoint)
         records = parse_records((path / RECORDS).read_bytes()[: checkpoint.reach.size], path / RECORDS)
         run = Run(setup, checkpoint.state, RunFolder(path, checkpoint.reach), checkpoints, states, records)
@@ -74,6 +87,11 @@ def restore(
     _set_back(run)
     setup.notes[:0] = [*notes, f"{path} resumes after round {run.training.rounds} of {wanted.rounds}"]
     return run
+
+
+def _simulation(config: Config, nothing: Mapping[str, Any]) -> Setup:
+    del nothing
+    return Setup.of(config)
 
 
 def _with_dataset(path: Path, config: Config, dataset: str | Dataset | None) -> Config:
@@ -86,9 +104,7 @@ def _with_dataset(path: Path, config: Config, dataset: str | Dataset | None) -> 
 
 
 def _check_worth(path: Path, config: Config, wanted: Config) -> None:
-    """Refuse to resume a run on real nodes, or a completed run without more rounds."""
-    if (path / ON_NODES).is_file():
-        raise UsageError(f"{path} was run on real nodes, which keep their clients' states, and cannot be resumed")
+    """Refuse to resume a completed run without more rounds."""
     if wanted.rounds != config.rounds and config.lr_schedule.spans_run:
         name = lr_schedules.name_of(config.lr_schedule)
         raise UsageError(f"{path} cannot change its rounds: the {name} schedule extends over all {config.rounds}")
@@ -127,8 +143,7 @@ def _newest(checkpoints: Checkpoints, device: torch.device, states: StateFolder)
 
 def _check_config(path: Path, config: Config, checkpoint: Checkpoint) -> None:
     """Refuse to resume if settings have changed since the run was started."""
-    changes = _changes(complete(checkpoint.config), config.table())
-    if changes:
+    if changes := changed(complete(checkpoint.config), config.table()):
         raise UsageError(f"{path / CONFIG} has changed since the run was started: {'; '.join(changes)}")
 
 
@@ -153,13 +168,13 @@ def _shapes(tree: Tree) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in tree.items()}
 
 
-def _changes(before: Mapping[str, Any], after: Mapping[str, Any], where: str = "") -> list[str]:
-    """Describe every setting that differs."""
+def changed(before: Mapping[str, Any], after: Mapping[str, Any], where: str = "") -> list[str]:
+    """Describe every setting that differs and may not."""
     found: list[str] = []
     for key in dict.fromkeys([*before, *after]):
         old, new = before.get(key), after.get(key)
         if isinstance(old, Mapping) and isinstance(new, Mapping):
-            found += _changes(old, new, f"{where}{key}.")
+            found += changed(old, new, f"{where}{key}.")
         elif old != new and f"{where}{key}" not in MAY_CHANGE:
             found.append(f"{where}{key} was {old!r} and is {new!r}")
     return found

@@ -211,7 +211,7 @@ class Run:
     def save_checkpoint(self) -> None:
         """Write a checkpoint, if the run has a folder and checkpoints are wanted."""
         setup = self.setup
-        if self.folder is None or self.checkpoints is None or setup.federation is None:
+        if self.folder is None or self.checkpoints is None:
             return
         self.folder.settle()
         self.checkpoints.write(
@@ -222,6 +222,7 @@ class Run:
                 federation=setup.fingerprint,
                 lanes=getattr(setup.engine, "lanes", 1),
                 made_with=environment(setup.device),
+                nodes=setup.engine.remembered(),
             )
         )
 

@@ -1,6 +1,6 @@
 """The ClientApp: a node with its own data, where the sequential engine trains and evaluates one client.
 
-Flower starts a process for every message, so state is kept in the node's context (see `fedsat.flower.memory`).
+Flower starts a process for every message, so the node's memory is kept outside (see `fedsat.flower.memory`).
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ def handle(kind: str, content: RecordDict, context: Context) -> Message:
 
 
 def hello(content: RecordDict, context: Context) -> NodeInfo:
-    """Introduce this node, and start the run with an empty memory."""
-    request, memory, node = Hello.unpack(content), Memory(context.state), context.node_config
+    """Introduce this node; one that has taken part in the run before says as which client."""
+    request, node = Hello.unpack(content), context.node_config
     config = Config.of(request.run.settings)
     share = load_share(request.run, config, node)
     federation = federation_of(share, 0, config, node)  # the numbers of samples are the same for any client
@@ -112,7 +112,9 @@ def hello(content: RecordDict, context: Context) -> NodeInfo:
     agreement.check_samples(federation.class_mixes[0])
     if request.run.held_out:
         agreement.check_histogram("test = 'nodes'")
-    memory.reset()
+    with Memory.of(context, request.run.id) as memory:
+        memory.reset()
+        secret, known = memory.secret, memory.client
     if request.run.held_out:
         refuse_exact(config, "the test on held-out samples")
     if config.client_accuracy == "test-split":
@@ -123,11 +125,12 @@ def hello(content: RecordDict, context: Context) -> NodeInfo:
         moments = {"mean": mean, "variance": variance}
     if config.client_accuracy == "test-split":
         class_counts = {"class_counts": torch.from_numpy(federation.reported_mixes[0])}
+    number = number_of(node)
     return NodeInfo(
-        number_of(node),
+        known if number < 0 else number,
         share.input_shape,
         len(federation.order),
-        masks.public_key(memory.secret),
+        masks.public_key(secret),
         moments,
         class_counts,
         validation=len(federation.validation[0]) if federation.validation else 0,
@@ -138,7 +141,12 @@ def hello(content: RecordDict, context: Context) -> NodeInfo:
 
 def train(content: RecordDict, context: Context) -> Trained:
     """Train the received model on the node's samples. The new state stays on the node."""
-    request, memory = Train.unpack(content), Memory(context.state)
+    request = Train.unpack(content)
+    with Memory.of(context, request.run.id) as memory:
+        return _train(request, memory, context)
+
+
+def _train(request: Train, memory: Memory, context: Context) -> Trained:
     engine = _engine(request.run, context.node_config, request.client)
     agreement, config = Agreement.of_node(context.node_config), Config.of(request.run.settings)
     if request.count:
@@ -152,7 +160,7 @@ def train(content: RecordDict, context: Context) -> Trained:
     model = _received(engine, request.model)
     charge(config, agreement, memory, updates=1, reports=int(request.count))
     trained = engine.train_from(model, received, np.array([request.client]), states, request.round)
-    memory.store(request.round, trained.states[0])
+    memory.store(request.client, request.round, trained.states[0])
     updates, counts = trained.updates, {}
     if request.count:
         counted = report(engine, memory, request.client, {"": updates.model})[""]
@@ -170,17 +178,18 @@ def train(content: RecordDict, context: Context) -> Trained:
 
 def evaluate_worker(content: RecordDict, context: Context) -> WorkerCounts:
     """Evaluate other clients' models as their worker."""
-    request, memory = EvaluateWorker.unpack(content), Memory(context.state)
+    request = EvaluateWorker.unpack(content)
     engine = _engine(request.run, context.node_config, request.worker)
     agreement, config = Agreement.of_node(context.node_config), Config.of(request.run.settings)
     if request.labels or not all(request.peers.get(name) for name in request.models):
         agreement.check_histogram("evaluate_worker")
     models = {name: _stacked(_received(engine, model)) for name, model in request.models.items()}
-    charge(config, agreement, memory, reports=len(models))
-    counted = report(engine, memory, request.worker, models)
+    with Memory.of(context, request.run.id) as memory:
+        charge(config, agreement, memory, reports=len(models))
+        counted, secret = report(engine, memory, request.worker, models), memory.secret
     reports = {name: counts[:2] for name, counts in counted.items()}
     for name, peers in request.peers.items():
-        hidden = masks.masked(counted[name].numpy(), memory.secret, peers, request.nonce)
+        hidden = masks.masked(counted[name].numpy(), secret, peers, request.nonce)
         reports[name] = torch.from_numpy(hidden)
     return WorkerCounts(reports, {"labels": next(iter(counted.values()))[2]} if request.labels else {})
 

@@ -1,106 +1,95 @@
-"""What a node stores between messages in its Flower context, unseen by the server: the client's state, a secret, and
-what it has spent of its differential privacy.
+"""What a node stores between messages, unseen by the server: the client's state, a secret, and what it has spent of its
+differential privacy.
 
 The state after a round is stored next to the previous one until the server says which of them it used. So an update
 that arrived too late or was refused has no effect, as if the client had not been sampled.
+
+A node whose configuration has `state` keeps all of it in files, which outlive its processes (`stores.Files`). Otherwise
+it is in the node's Flower context, as long as the SuperNode runs.
 """
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import torch
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import Context, RecordDict
 from torch import Tensor
 
 from fedsat.flower import masks
-from fedsat.flower.records import pack_tree, unpack_tree
+from fedsat.flower.stores import Files, Records, Store
 from fedsat.tree import State
-
-SECRET, USED, NEW, PRIVACY = "secret", "used", "new", "privacy"
 
 
 class Memory:
-    """A node's memory of one run, stored in the records of its context."""
+    """A node's memory of one run."""
 
-    def __init__(self, records: RecordDict) -> None:
-        self._records = records
+    def __init__(self, store: Store | RecordDict) -> None:
+        self._store: Store = Records(store) if isinstance(store, RecordDict) else store
+
+    @staticmethod
+    @contextmanager
+    def of(context: Context, run: str) -> Iterator[Memory]:
+        """Yield the memory of a run, by its ID, which no other process of this node changes meanwhile."""
+        folder = context.node_config.get("state")
+        if not folder or not run:
+            yield Memory(context.state)
+            return
+        with Files.locked(Path(str(folder)).expanduser(), run) as files:
+            yield Memory(files)
 
     def reset(self) -> None:
-        """Start a run: delete everything from earlier runs and draw a new secret.
-
-        Flower gives every run a context of its own. What this one has spent is kept, even if the server starts again.
-        """
-        for name in list(self._records):
-            if name != PRIVACY:
-                del self._records[name]
-        self._records[SECRET] = ConfigRecord({"secret": masks.new_secret()})
+        """Draw a new secret when the server greets this node. All else is kept, as the server may have restarted."""
+        self._put("secret", masks.new_secret().hex())
 
     @property
     def secret(self) -> bytes:
         """The node's secret for this run."""
-        if SECRET not in self._records:
+        if "secret" not in self._store.facts:
             self.reset()
-        return bytes(self._records.config_records[SECRET]["secret"])  # type: ignore[arg-type]
+        return bytes.fromhex(self._store.facts["secret"])
+
+    @property
+    def client(self) -> int:
+        """The client that the server took this node for when it last trained, or −1."""
+        return int(self._store.facts.get("client", -1))
 
     @property
     def spent(self) -> dict[float, int]:
         """How many updates and reports the node has sent, by their noise (standard deviation by sensitivity)."""
-        counts = json.loads(str(self._privacy.get("spent", "{}")))
-        return {float(noise): int(count) for noise, count in counts.items()}
+        return {float(noise): int(count) for noise, count in self._store.facts.get("spent", {}).items()}
 
     @spent.setter
     def spent(self, counts: dict[float, int]) -> None:
-        self._privacy["spent"] = json.dumps(counts)
+        self._put("spent", {repr(noise): count for noise, count in counts.items()})
 
     @property
     def labels(self) -> Tensor | None:
         """The label histogram with the noise that was drawn for it, or None if the node has not sent it."""
-        found = self._privacy.get("labels")
-        return torch.tensor(found, dtype=torch.int64) if isinstance(found, list) else None
+        found = self._store.facts.get("labels")
+        return None if found is None else torch.tensor(found, dtype=torch.int64)
 
     @labels.setter
     def labels(self, histogram: Tensor) -> None:
-        self._privacy["labels"] = histogram.tolist()
-
-    @property
-    def _privacy(self) -> ConfigRecord:
-        if PRIVACY not in self._records:
-            self._records[PRIVACY] = ConfigRecord()
-        return self._records.config_records[PRIVACY]
+        self._put("labels", histogram.tolist())
 
     def load(self, used: int) -> State | None:
         """Return the client's state after round `used`, the last whose update the server used, and drop any other.
 
         The result is None if the server has never used an update (0), or if the node has lost the state.
         """
-        state = next((self._get(slot) for slot in (NEW, USED) if self._round(slot) == used), None) if used else None
-        self._drop(NEW)
-        self._drop(USED)
-        if state is not None:
-            self._put(USED, used, state)
+        state = self._store.get(used) if used in self._store.rounds() else None
+        self._store.keep({used})
         return state
 
-    def store(self, round_number: int, state: State) -> None:
-        """Store the state after a round, until the server says whether it used the update."""
-        self._drop(NEW)
-        self._put(NEW, round_number, state)
+    def store(self, client: int, round_number: int, state: State) -> None:
+        """Store the client's state after a round, until the server says whether it used the update."""
+        self._put("client", client)
+        self._store.put(round_number, state)
 
-    def _round(self, slot: str) -> int | None:
-        head = self._records.config_records.get(slot)
-        return None if head is None else int(head["round"])  # type: ignore[arg-type]
-
-    def _put(self, slot: str, round_number: int, state: State) -> None:
-        self._records[slot] = ConfigRecord({"round": round_number, "trees": json.dumps(list(state))})
-        for name, tree in state.items():
-            if tree:
-                self._records[f"{slot}/{name}"] = pack_tree(tree)
-
-    def _get(self, slot: str) -> State:
-        names = json.loads(str(self._records.config_records[slot]["trees"]))
-        trees = self._records.array_records
-        return {name: unpack_tree(trees[f"{slot}/{name}"]) if f"{slot}/{name}" in trees else {} for name in names}
-
-    def _drop(self, slot: str) -> None:
-        for name in [name for name in self._records if name == slot or name.startswith(f"{slot}/")]:
-            del self._records[name]
+    def _put(self, name: str, value: Any) -> None:
+        if self._store.facts.get(name) != value:
+            self._store.save({**self._store.facts, name: value})

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
@@ -22,6 +23,8 @@ from flwr.app import RecordDict
 from fedsat.algorithms import Model
 from fedsat.flower.records import HEAD, Envelope, Message, MessageError, clean, model_trees, state_trees
 from fedsat.tree import State, Tree
+
+RUN_ID = re.compile("(?:[0-9a-f]{32})?")
 
 LONGEST_RUN = 2**22
 """Characters of a run's settings, class names and schema."""
@@ -42,6 +45,8 @@ class RunSpec:
     """n/N, the mean number of samples per client; 0 before the nodes have introduced themselves."""
     schema: str = ""
     """The schema of a table as JSON; empty for other data."""
+    id: str = ""
+    """The run's own ID, 32 hexadecimal digits. It stays the same when the server or a node starts again."""
 
     def text(self) -> str:
         """Return the spec as one line of JSON; numbers are exact."""
@@ -54,6 +59,8 @@ class RunSpec:
         mean, std = (_finite(spec[key]) for key in ("mean", "std"))
         if len(mean) != len(std) or not all(one > 0 for one in std):
             raise ValueError("the mean and the standard deviation do not belong together")
+        if not RUN_ID.fullmatch(spec["id"]):
+            raise ValueError("the run's ID is not 32 hexadecimal digits")
         return RunSpec(
             dict(spec["settings"]),
             tuple(str(name) for name in list(spec["class_names"])),
@@ -62,6 +69,7 @@ class RunSpec:
             std,
             mean_samples=_finite([spec["mean_samples"]])[0],
             schema=str(spec["schema"]),
+            id=spec["id"],
         )
 
 

@@ -21,6 +21,7 @@ from fedsat.experiment.config import Config
 from fedsat.flower.checks import RefusedError, check_update
 from fedsat.flower.evaluations import MARGIN, Evaluations
 from fedsat.flower.influence import counted, damped_counts, limit
+from fedsat.flower.known import Known
 from fedsat.flower.members import Members
 from fedsat.flower.messages import Evaluate, RunSpec, Train, Trained
 from fedsat.flower.terms import Terms
@@ -52,8 +53,12 @@ class RemoteEngine:
         members: Members,
         model: Model,
         test: Counter | None,
+        known: Known | None = None,
     ) -> None:
-        """`test` evaluates models on the server's test set; None if it has none."""
+        """`test` evaluates models on the server's test set; None if it has none.
+
+        `known` is what the server knew of the nodes before it started again.
+        """
         self.algorithm: Algorithm = config.algorithm
         self.initial_model = model
         self.device = next(iter(model.params.values())).device
@@ -62,6 +67,10 @@ class RemoteEngine:
         self._members, self._exchange = members, members.exchange
         self._workers = Workers(members, run, terms.max_weight, config.privacy.largest_count)
         self._test = test
+        if known is not None:
+            self._workers.labels.update(known.labels)
+        self._lost = int(known is not None and config.privacy.active)
+        """How many requests before a restart may be missing in the records, which is counted as spent privacy."""
         self._evaluations = Evaluations(members, len(run.class_names), config.clients, terms.max_weight)
         self._own_counts: dict[int, torch.Tensor] = {}
         self._marks, self._worker_bytes = (0, 0), 0
@@ -84,7 +93,8 @@ class RemoteEngine:
 
     def train(self, server: Server, clients: Indices, states: KeptStates, round_number: int) -> TrainedRound:
         """Train the sampled clients, and retry until enough of them have sent a usable update."""
-        self._members.round, self._members.repeated, self._worker_bytes = round_number, 0, 0
+        self._members.round, self._members.repeated, self._worker_bytes = round_number, self._lost, 0
+        self._lost = 0
         self._marks = (self._exchange.down, self._exchange.up)
         received = self.algorithm.broadcast(server)
         count = self.algorithm.weighting.needs_counts and self._terms.worker_counts == "each"
@@ -248,6 +258,12 @@ class RemoteEngine:
         down, up = self._exchange.down - self._marks[0], self._exchange.up - self._marks[1]
         self._marks = (self._exchange.down, self._exchange.up)
         return Traffic(down, up, self._worker_bytes)
+
+    def remembered(self) -> dict[str, Any]:
+        """Return what the server knows of the nodes."""
+        members = self._members
+        assert members.shape is not None
+        return Known(self._run, vars(self._terms), members.shape, members.infos, self._workers.labels).to_json()
 
     def notes(self) -> dict[str, Any]:
         """Return the bytes of the evaluation, and which clients were left out and why."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import math
+import uuid
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +22,19 @@ from fedsat.engine.evaluate import Counter
 from fedsat.engine.examples import Examples
 from fedsat.engine.network import ModuleNetwork, initial_weights
 from fedsat.errors import FedsatError, UsageError
-from fedsat.experiment.checkpoint import RunState
+from fedsat.experiment.checkpoint import Checkpoints, RunState
 from fedsat.experiment.config import Config, read
 from fedsat.experiment.defaults import Given
 from fedsat.experiment.environment import pick_device
-from fedsat.experiment.folder import RunFolder, free_folder
+from fedsat.experiment.folder import CONFIG, ON_NODES, RunFolder, free_folder, read_nodes, refuse_used
+from fedsat.experiment.resume import changed, restore
 from fedsat.experiment.run import Run, train
 from fedsat.experiment.settings import parse_value
 from fedsat.experiment.setup import Setup
 from fedsat.experiment.trackers import find_trackers
 from fedsat.flower.exchange import Exchange
 from fedsat.flower.influence import counted, limit, pooled_moments
+from fedsat.flower.known import Known
 from fedsat.flower.members import Members
 from fedsat.flower.messages import Hello, RunSpec
 from fedsat.flower.remote import RemoteEngine
@@ -82,14 +85,42 @@ def _value(value: Any) -> Any:
 
 
 def prepare(transport: Transport, config: Config, terms: Terms, out: Path | None = None) -> Run:
-    """Wait for the nodes, and return the run before its first round."""
-    setup = assemble(transport, config, terms)
-    folder = RunFolder.create(out, config.to_toml(), setup.inputs.schema, on_nodes=True) if out is not None else None
-    return Run(setup, RunState(start(setup.engine)), folder)  # no checkpoints: clients' states are on the nodes
+    """Wait for the nodes, and return the run before its next round: the first, or the one at which it was interrupted.
+
+    The server writes a checkpoint after every round, because a node keeps no older states of its client.
+    """
+    if config.checkpoint_every not in (None, 0, 1):
+        raise UsageError(f"checkpoint_every is {config.checkpoint_every}; on real nodes it is 1, or 0 (none)")
+    config = replace(config, checkpoint_every=1 if config.checkpoint_every is None else config.checkpoint_every)
+    if out is not None and (out / ON_NODES).is_file():
+        return _resume(transport, config, terms, out)
+    if out is not None:
+        refuse_used(out)
+    run_id = uuid.uuid4().hex
+    setup = assemble(transport, config, terms, run_id)
+    if out is None:
+        return Run(setup, RunState(start(setup.engine)))
+    nodes = {"id": run_id, "terms": vars(terms)}
+    folder = RunFolder.create(out, config.to_toml(), setup.inputs.schema, nodes=nodes)
+    return Run(setup, RunState(start(setup.engine)), folder, Checkpoints.of(out, config.checkpoint_every))
 
 
-def assemble(transport: Transport, config: Config, terms: Terms) -> Setup:
-    """Wait for the nodes and build the engine."""
+def _resume(transport: Transport, config: Config, terms: Terms, path: Path) -> Run:
+    """Return the run in a folder as it was at its last checkpoint."""
+    if not (path / CONFIG).is_file():
+        raise UsageError(f"{path} has no {CONFIG}; use another folder")
+    if changes := changed(Config.of(read(path / CONFIG)).table(), config.table()):
+        raise UsageError(f"{path} contains a run with other settings: {'; '.join(changes)}; use another out")
+    run_id = str(read_nodes(path).get("id", ""))
+
+    def connect(config: Config, remembered: Mapping[str, Any]) -> Setup:
+        return assemble(transport, config, terms, run_id, Known.of(remembered) if remembered else None)
+
+    return restore(path, config.rounds, minutes=config.minutes, on_nodes=connect)
+
+
+def assemble(transport: Transport, config: Config, terms: Terms, run_id: str = "", known: Known | None = None) -> Setup:
+    """Wait for the nodes and build the engine. After a restart, what was `known` of the nodes stays valid."""
     _check_terms(config, terms)
     metrics, trackers = find_metrics(config.metrics), find_trackers(config.track)
     dataset, schema, shape = None, None, None
@@ -103,22 +134,22 @@ def assemble(transport: Transport, config: Config, terms: Terms) -> Setup:
         run = RunSpec(config.table(), schema.classes, True, *unchanged(schema.width))
     else:
         run = RunSpec(config.table(), _class_names(config, terms), True)
-    if schema is not None:
-        run = dataclasses.replace(run, schema=schema.to_json())
+    run = replace(run, id=run_id, schema="" if schema is None else schema.to_json())
     members = Members(Exchange(transport, terms.timeout), Hello(run), config.clients, shape)
-    members.wait_for(set(range(config.clients)), terms.wait)
-    members.agree_on_shape()
-    needed = math.ceil(terms.min_fraction * config.clients)
-    if len(members.nodes) < needed or members.shape is None:
-        why = "".join(f"; {note['why']}" for note in members.take_notes()[:1])
-        joined = f"{len(members.nodes)} of {config.clients} nodes joined within {terms.wait:g} s"
-        raise FedsatError(f"{joined}, but {needed} are needed to start{why}")
+    if known is not None:
+        known.check(run, terms)
+        members.shape, members.infos = known.shape, dict(known.infos)
+    _gather(members, config, terms)
+    assert members.shape is not None
     infos = list(members.infos.values())
     most = limit((info.samples for info in infos), terms.max_weight)
-    run = dataclasses.replace(run, mean_samples=sum(counted(info.samples, most) for info in infos) / len(infos))
+    if known is not None:
+        run = replace(known.run, settings=config.table())
+    else:
+        run = replace(run, mean_samples=sum(counted(info.samples, most) for info in infos) / len(infos))
     if not run.mean:
         mean, std = pooled_moments(infos, terms.max_weight)
-        run = dataclasses.replace(run, mean=mean, std=std)
+        run = replace(run, mean=mean, std=std)
     device = pick_device(config.device)
     dtype = torch.float64 if config.precision == "float64" else torch.float32
     module = build_model(config.model, members.shape, len(run.class_names), config.seed)
@@ -141,7 +172,7 @@ def assemble(transport: Transport, config: Config, terms: Terms) -> Setup:
     return Setup(
         config,
         None,
-        RemoteEngine(run, config, terms, members, model, test),
+        RemoteEngine(run, config, terms, members, model, test, known),
         device,
         data.Inputs(members.shape, run.mean, run.std, pixels, schema),
         notes,
@@ -151,6 +182,17 @@ def assemble(transport: Transport, config: Config, terms: Terms) -> Setup:
         trackers=trackers,
         validates=bool(config.validation) and terms.worker_counts == "each" and not config.privacy.active,
     )
+
+
+def _gather(members: Members, config: Config, terms: Terms) -> None:
+    """Wait for the nodes; raise an error if too few have joined."""
+    members.wait_for(set(range(config.clients)), terms.wait)
+    members.agree_on_shape()
+    needed = math.ceil(terms.min_fraction * config.clients)
+    if len(members.nodes) < needed or members.shape is None:
+        why = "".join(f"; {note['why']}" for note in members.take_notes()[:1])
+        joined = f"{len(members.nodes)} of {config.clients} nodes joined within {terms.wait:g} s"
+        raise FedsatError(f"{joined}, but {needed} are needed to start{why}")
 
 
 def _check_terms(config: Config, terms: Terms) -> None:

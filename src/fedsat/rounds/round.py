@@ -72,6 +72,9 @@ class Engine(Protocol):
     def notes(self) -> dict[str, Any]:
         """Return further entries for the record of the current round; called once per round."""
 
+    def remembered(self) -> dict[str, Any]:
+        """Return what a checkpoint must store of the engine, as plain values: what the server knows of real nodes."""
+
 
 @dataclass(frozen=True)
 class Sampling:
