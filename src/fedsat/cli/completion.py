@@ -197,6 +197,7 @@ OPTIONS: dict[str, list[str]] = {
             "--attackers",
             "--attack",
             "--schema",
+            "--state-memory",
         ],
         also=["--nodes", "--out"],
     ),
