@@ -138,7 +138,7 @@ class BaseEngine:
     def held_by_workers(self, nodes: Indices) -> list[Indices]:
         """Return the samples on which each of these nodes evaluates models as a worker."""
         privacy, seed = self.protection.privacy, self.training.seed
-        return [privacy.judged(self.federation.reported_indices(node), seed, node) for node in nodes.tolist()]
+        return [privacy.judged(self.federation.judging_indices(node), seed, node) for node in nodes.tolist()]
 
     def count_by_node(self, model: Model, held: Sequence[Indices]) -> Tensor:
         """Return confusion matrices of one model (client axis of length one) on each node's samples, [nodes, m, m]."""

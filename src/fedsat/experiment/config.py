@@ -80,6 +80,9 @@ class Config:
             "share of every client's samples that it evaluates on as a worker and never trains on", at_least=0, below=1
         ),
     ] = 0.0
+    worker_samples: Annotated[
+        int, Option("largest number of samples on which a worker evaluates models, drawn once; 0: all", at_least=0)
+    ] = 0
     report_at_least: Annotated[
         int, Option("clients report nothing about a class of which they have fewer samples than this", at_least=1)
     ] = 1

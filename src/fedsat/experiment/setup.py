@@ -135,7 +135,10 @@ class Setup:
             raise UsageError(f"augment is {config.augment!r}, which needs images; {dataset.name} has none")
         whole = data.Federation.build(dataset, config.partition, config.clients, config.seed)
         federation = replace(
-            whole.with_validation(config.validation, config.seed), report_at_least=config.report_at_least
+            whole.with_validation(config.validation, config.seed),
+            seed=config.seed,
+            worker_samples=config.worker_samples,
+            report_at_least=config.report_at_least,
         )
         module = build_model(config.model, dataset.input_shape, dataset.classes, config.seed)
         attackers = draw_attackers(config.seed, config.clients, config.attackers)
