@@ -54,7 +54,7 @@ class EagerSteps:
         for step in range(stretch.begin, stretch.end):
             batch = plan.batch(plan.table[step, :width], None if plan.crops is None else plan.crops[step, :width])
             padded = bool(plan.partial[step, :width].any())
-            self._threads.take(partial(advance, groups, self._network, lanes, batch, padded))
+            self._threads.take(partial(advance, groups, self._network, lanes, batch, padded), width)
         return lanes
 
 
