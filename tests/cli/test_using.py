@@ -163,7 +163,7 @@ def test_arrays(capsys: pytest.CaptureFixture[str], digits: tuple[Path, Any]) ->
     assert (code, err) == (0, "")
     assert "contains x; expected x and y or images and labels" in fedsat(capsys, "evaluate", str(run), "x.npz")[2]
     assert "an .npz file with x and y" in fedsat(capsys, "evaluate", str(run), "x.npy")[2]
-    assert "keep is for tables" in fedsat(capsys, "predict", str(run), "x.npy", "--keep", "id")[2]
+    assert "the samples are not a table" in fedsat(capsys, "predict", str(run), "x.npy", "--keep", "id")[2]
     np.savez("far.npz", x=test.images[:2], y=[0, 10])
     assert (
         "far.npz: a label is 10; with 10 classes, the largest is 9"

@@ -89,9 +89,9 @@ def test_commands_without_what_they_need(tmp_path: Path, capsys: pytest.CaptureF
     for command, told in (
         (["superlink", str(tmp_path / "none")], "none is not a folder"),
         (["superlink", str(tmp_path)], "ca.crt is missing"),
-        (usual, "use either --folder or --dataset"),
-        ([*usual, "--folder", "a", "--dataset", "b"], "use either --folder or --dataset"),
-        ([*usual, "--dataset", "mnist-mini", "--client", "1"], "use --client and --clients as well"),
+        (usual, "with either --folder or --dataset"),
+        ([*usual, "--folder", "a", "--dataset", "b"], "with either --folder or --dataset"),
+        ([*usual, "--dataset", "mnist-mini", "--client", "1"], "give --client and --clients as well"),
         (["supernode", "s", "--key", file, "--authority", "gone", "--folder", "a"], "gone does not exist"),
         ([*usual, "--folder", "a", "--agreement", str(tmp_path / "agreement.toml")], "min_batch_size is 0"),
     ):

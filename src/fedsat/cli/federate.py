@@ -134,7 +134,7 @@ def _check_memory(nodes: int) -> None:
 
 
 def _agreed(dataset: data.Dataset, work: Path) -> dict[str, Any]:
-    """Return what the server needs to know of the data if it has none: the schema of a table, or the classes."""
+    """Return what a server without data needs to know about them: the schema of a table, or the class names."""
     if dataset.schema is None:
         return {"class_names": ",".join(dataset.class_names)}
     file = work / SCHEMA
@@ -154,7 +154,7 @@ def start_nodes(federation: LocalFederation, config: Config) -> None:
 
 
 def _for_nodes(dataset: str) -> str:
-    """Return the dataset's name as nodes find it from their own folders."""
+    """Return the dataset's name, or its absolute path, because nodes run in folders of their own."""
     if has_name(dataset) or not Path(dataset).expanduser().exists():
         return dataset
     return str(Path(dataset).expanduser().resolve())

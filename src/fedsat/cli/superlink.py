@@ -17,7 +17,7 @@ from fedsat.flower.federation import NAME, LocalFederation, Tls
 from fedsat.report.progress import say
 
 PAUSE = 1.0
-"""Seconds between two looks at the folder of keys."""
+"""Seconds between checks of the folder of keys."""
 
 
 def superlink(

@@ -1,4 +1,4 @@
-"""`fedsat predict`, `fedsat evaluate` and `fedsat export`: the use of a trained model."""
+"""`fedsat predict`, `fedsat evaluate` and `fedsat export`: commands that use a trained model."""
 
 from __future__ import annotations
 
@@ -174,9 +174,9 @@ def _tell_thresholds(console: Console, predictor: Predictor, wanted: Sensitivity
 
 
 def _kept(found: Unseen, names: list[str]) -> dict[str, list[Any]]:
-    """Return columns of the table that the predictions are to have."""
+    """Return the columns of the samples' table that are copied into the predictions."""
     if names and not is_frame(found.x):
-        raise UsageError("keep is for tables; the samples are not in one")
+        raise UsageError("--keep copies columns of a table, but the samples are not a table")
     for name in names:
         if name not in found.x.columns:
             raise unknown("column", name, map(str, found.x.columns))
