@@ -82,7 +82,7 @@ class BaseEngine:
         return Counter(self.network, examples, classes, evaluation_batch(module, shape, self.device))
 
     def share_examples(self, other: BaseEngine) -> None:
-        """Use the other engine's copy of equal samples, and what evaluates models on them."""
+        """Share the other engine's samples and their evaluation, where both engines have the same samples."""
         if self.train_examples.equal(other.train_examples):
             self.train_examples, self.train_counter = other.train_examples, other.train_counter
         if self.test_examples.equal(other.test_examples):

@@ -23,11 +23,11 @@ _NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 class ThreadChoice:
     """Chooses between one thread and all threads that torch has, by timing steps.
 
-    Operations of small networks take microseconds. Threads then wait for each other longer than they work, above all if
-    other programs need the cores. In a trial, the two numbers take turns, block by block, so that both are timed under
-    the same load. When the pace changes later, because other programs start or end, there is another trial.
+    Operations of small networks take microseconds. Threads then wait for each other longer than they work, especially
+    if other programs use the cores. A trial alternates between the two numbers, block by block, so that both are timed
+    under the same load. If the pace changes later, because other programs start or end, there is another trial.
 
-    Runs must be repeatable, so there is a choice only if the number does not affect the result.
+    Runs must be repeatable, so there is a choice only if the number of threads does not affect the result.
     """
 
     def __init__(self, module: nn.Module, clock: Callable[[], float] = time.perf_counter) -> None:

@@ -117,7 +117,9 @@ class Run:
         notes = list(self.setup.notes)
         nodes = 1 + config.clients - config.per_round
         if config.algorithm.weighting.needs_counts and config.workers > nodes:
-            notes.append(f"workers is {config.workers}; a client and the nodes that are not sampled are only {nodes}")
+            notes.append(
+                f"workers is {config.workers}, but a client and the nodes that are not sampled are only {nodes}"
+            )
         if (ledger := self.setup.ledger) is not None and config.budget:
             lasts = ledger.affordable(Budget.of(config.budget).epsilon, config.rounds)
             if lasts < config.rounds:
@@ -137,7 +139,7 @@ class Run:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The numbers to quote."""
+        """The main results: those of the last round, the mean of the last ten rounds, and the best round."""
         return summarise(self.records)
 
     def stop(self, reason: str) -> None:

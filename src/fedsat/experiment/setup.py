@@ -66,12 +66,12 @@ class Setup:
                 why = "clients report no results on validation samples, which would cost privacy that is not counted"
             elif self.config.validation:
                 why = "with worker_counts = 'sums', nodes report no results of their own on validation samples"
-            raise UsageError(f"{setting} is {name!r}, but {why}; or use '{TEST}{name}', which is on the test set")
+            raise UsageError(f"{setting} is {name!r}, but {why}; or use '{TEST}{name}', which uses the test set")
         if self.federation is None and criterion.metric not in (*METRICS.values(), *on_nodes(self.metrics)):
             raise UsageError(f"{setting} is {name!r}, which nodes do not report about their validation samples")
 
     def _check_metrics(self) -> None:
-        """Refuse metrics of single clients that the clients' accuracy does not count."""
+        """Refuse metrics that need counts of single clients, if `client_accuracy` does not provide them."""
         if self.config.client_accuracy != "expected" or self.test_on_nodes:
             return
         for each in self.metrics:

@@ -95,7 +95,7 @@ class StoredRun:
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        """The numbers to quote, computed from the recorded rounds, and the contents of `summary.json`."""
+        """The main results, computed from the recorded rounds, and the contents of `summary.json`."""
         try:
             return {**self.stored, **summarise(self.records)}
         except (KeyError, TypeError, ValueError, AttributeError) as error:
