@@ -49,6 +49,7 @@ COMMANDS = {
         },
     ),
     "federate": Entry(NODES, "Train on real nodes with Flower, started on this machine.", "federate", "federate"),
+    "keys": Entry(NODES, "Create the certificates and keys of a federation.", "keys", "keys"),
     "superlink": Entry(NODES, "Start a server for nodes on other machines.", "superlink", "superlink"),
     "supernode": Entry(NODES, "Start a node with the data of this machine.", "supernode", "supernode"),
 }
