@@ -163,7 +163,7 @@ def test_a_round_with_too_few_responses_stops_the_run_with_the_last_good_model(c
     good = {name: tensor.clone() for name, tensor in run.model.params.items()}
     for client in (0, 1):
         grid.faults[node_of(grid, client)] = silent
-    with pytest.raises(TrainingError, match="round 2: 2 of 4 sampled clients responded, but 3 are needed"):
+    with pytest.raises(TrainingError, match="round 2, train: 2 of 4 clients responded, but 3 are needed"):
         train(run)
     trained = [node for node, kind in grid.requests if kind == "train"]
     assert trained.count(node_of(grid, 0)) == 1 + 3  # round 1, round 2, and two retries

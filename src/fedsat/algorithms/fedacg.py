@@ -34,7 +34,7 @@ class FedACG(Algorithm):
 
     @property
     def uses_mean_only(self) -> bool:
-        """True: the server computes m from the mean."""
+        """m follows from the mean."""
         return True
 
     def initial_memory(self, model: Model) -> State:

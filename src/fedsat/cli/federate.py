@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import tempfile
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,38 +16,26 @@ from fedsat import data
 from fedsat.cli.options import Out, configured
 from fedsat.cli.sections import NODES
 from fedsat.cli.training import show_run
-from fedsat.data.catalog import has_name
 from fedsat.engine.capacity import free_memory
 from fedsat.errors import FedsatError, UsageError
 from fedsat.experiment.config import Config
 from fedsat.experiment.defaults import Given
-from fedsat.experiment.folder import (
-    CONFIG,
-    RECORDS,
-    SCHEMA,
-    SUMMARY,
-    free_folder,
-    read_records,
-    read_summary,
-    speaking_of,
-)
+from fedsat.experiment.folder import CONFIG, NODE_STATES, free_folder, read_nodes, speaking_of
 from fedsat.experiment.interrupt import STOPPED, signals_raise
 from fedsat.experiment.jobs import folder_name
+from fedsat.experiment.resume import wanted_config
 from fedsat.experiment.settings import override
 from fedsat.experiment.store import StoredRun
 from fedsat.flower import require_flower
-from fedsat.flower.agreement import Agreement
 from fedsat.flower.federation import LocalFederation
+from fedsat.flower.local_run import DERIVED, LOGS, EndedError, LocalRun, rounds_in
 from fedsat.flower.processes import NODE_BYTES
 from fedsat.flower.terms import Terms
 from fedsat.metrics import RoundRecord
 from fedsat.report.progress import Watcher, say
 
-LOGS = "flower-logs"
-"""Subfolder of a run for the output of Flower's processes."""
-
-PAUSE = 0.2
-"""Seconds between two reads of the server's records."""
+ATTEMPTS = 3
+"""How often all processes are started again without a new round before the run ends with an error."""
 
 ELSEWHERE = (
     "clients",
@@ -102,25 +88,58 @@ def federate(
     if (folder / CONFIG).exists():
         raise UsageError(f"{folder} already contains a run; choose another folder with --out")
     with speaking_of(folder):
-        (folder / LOGS).mkdir(parents=True, exist_ok=True)
+        for subfolder in (LOGS, NODE_STATES):
+            (folder / subfolder).mkdir(parents=True, exist_ok=True)
     say(console, f"starting a SuperLink and {nodes} SuperNodes; {sampled} clients per round")
-    with signals_raise(), tempfile.TemporaryDirectory(prefix="fedsat-") as work:
-        terms = Terms(**terms_given, **_agreed(dataset, Path(work)))
-        threads = max(1, (os.cpu_count() or 1) // nodes)
-        federation = LocalFederation(Path(work), threads=threads, logs=folder / LOGS)
+    _carry_out(console, LocalRun(folder, config, terms_given, dataset))
+
+
+def resume_on_nodes(folder: Path, rounds: int | None, minutes: float | None) -> None:
+    """Continue a run of `fedsat federate` from its last checkpoint, or to more rounds or minutes."""
+    require_flower()
+    console, config = Console(), wanted_config(folder, rounds, minutes=minutes)
+    _check_memory(config.clients)
+    stored = read_nodes(folder).get("terms", {})
+    terms = {name: value for name, value in stored.items() if name not in DERIVED}
+    say(console, f"starting a SuperLink and {config.clients} SuperNodes again")
+    _carry_out(console, LocalRun(folder, config, terms, config.load_dataset()))
+
+
+def _carry_out(console: Console, run: LocalRun) -> None:
+    """Carry out a run. If its server is lost, start all processes again and continue, as long as there is progress."""
+    folder, config = run.folder, run.config
+    begun, failures = rounds_in(folder), 0
+    with signals_raise(), Watcher(console, config.method, begun, config.rounds) as watcher:
         try:
-            with federation, Watcher(console, config.method, 0, config.rounds) as watcher:
-                start_nodes(federation, config)
-                process = submit(federation, config, terms, folder)
-                follow(process, folder, lambda record: _show(console, watcher, record, dataset.class_names))
+            while True:
+                before = rounds_in(folder)
+                try:
+                    _attempt(console, run, watcher)
+                    break
+                except EndedError as error:
+                    failures = 0 if rounds_in(folder) > before else failures + 1
+                    if failures == ATTEMPTS:
+                        raise FedsatError(f"{error}; to continue, use fedsat resume {folder}") from error
+                    say(console, f"{error}; all processes are started again")
         except STOPPED:
-            rounds = len(read_records(folder)) if (folder / RECORDS).exists() else 0
             with suppress(OSError):  # after SIGHUP, the terminal is gone
-                say(console, f"{rounds} rounds are saved in {folder}")
+                say(console, f"{rounds_in(folder)} rounds are saved in {folder}")
             raise
-        _check_completed(folder, federation.log("run"))
     show_run(console, StoredRun.read(folder))
     say(console, f"files: {folder}")
+
+
+def _attempt(console: Console, run: LocalRun, watcher: Watcher) -> None:
+    """Start all processes, carry out the run, and end them."""
+    threads = max(1, (os.cpu_count() or 1) // run.config.clients)
+    with (
+        tempfile.TemporaryDirectory(prefix="fedsat-", ignore_cleanup_errors=True) as work,
+        LocalFederation(Path(work), threads=threads, logs=run.folder / LOGS) as federation,
+    ):
+        names = run.dataset.class_names
+        run.carry_out(
+            federation, lambda record: _show(console, watcher, record, names), lambda what: say(console, what)
+        )
 
 
 def _check_memory(nodes: int) -> None:
@@ -133,66 +152,8 @@ def _check_memory(nodes: int) -> None:
         )
 
 
-def _agreed(dataset: data.Dataset, work: Path) -> dict[str, Any]:
-    """Return what a server without data needs to know about them: the schema of a table, or the class names."""
-    if dataset.schema is None:
-        return {"class_names": ",".join(dataset.class_names)}
-    file = work / SCHEMA
-    file.write_text(dataset.schema.to_json(), encoding="utf-8")
-    return {"schema": str(file)}
-
-
-def start_nodes(federation: LocalFederation, config: Config) -> None:
-    """Start one node per client, with its part of the dataset and an agreement that accepts this run."""
-    dataset = _for_nodes(config.dataset_name)
-    agreement = federation.folder / "agreement.toml"
-    agreement.write_text(Agreement.covering(config).to_toml(), encoding="utf-8")
-    for client in range(config.clients):
-        share = {"dataset": dataset, "partition-id": client, "num-partitions": config.clients}
-        share["agreement"] = str(agreement)
-        federation.start_node(f"node-{client}", share)
-
-
-def _for_nodes(dataset: str) -> str:
-    """Return the dataset's name, or its absolute path, because nodes run in folders of their own."""
-    if has_name(dataset) or not Path(dataset).expanduser().exists():
-        return dataset
-    return str(Path(dataset).expanduser().resolve())
-
-
-def submit(federation: LocalFederation, config: Config, terms: Terms, folder: Path) -> subprocess.Popen[bytes]:
-    """Submit a run to the nodes. The process ends with the run."""
-    file = federation.folder / CONFIG
-    file.write_text(config.to_toml(), encoding="utf-8")
-    return federation.submit({"config": str(file), "out": str(folder.resolve()), **vars(terms)})
-
-
-def follow(process: subprocess.Popen[bytes], folder: Path, on_round: Any) -> None:
-    """Call `on_round` with each round's record as the server writes it, until the run ends."""
-    shown, running = 0, True
-    while running:
-        running = process.poll() is None and not (folder / SUMMARY).exists()
-        records = read_records(folder) if (folder / RECORDS).exists() else []
-        for record in records[shown:]:
-            on_round(record)
-        shown = len(records)
-        time.sleep(PAUSE if running else 0)
-
-
 def _show(console: Console, watcher: Watcher, record: RoundRecord, names: tuple[str, ...]) -> None:
     for note in record.left_out:
         who = "" if note["client"] is None else f"client {note['client']}: "
         say(console, f"round {record.round}, {note['stage']}: {who}{note['why']}")
     watcher.show(record, names)
-
-
-def _check_completed(folder: Path, log: str) -> None:
-    """Raise an error if the run did not complete."""
-    summary = read_summary(folder) if folder.is_dir() else {}
-    if summary.get("status") == "completed":
-        return
-    if "error" in summary:
-        raise FedsatError(f"{summary['error']}; {summary['rounds']} rounds are saved in {folder}")
-    errors = [line.partition("fedsat: ")[2] for line in log.splitlines() if "fedsat: " in line]
-    last = errors[-1:] or [line.strip() for line in log.splitlines() if line.strip()][-3:]
-    raise FedsatError(f"the run did not start: {' '.join(last) or 'Flower printed no reason'}")

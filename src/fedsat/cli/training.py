@@ -22,11 +22,12 @@ from fedsat.cli.options import (
     read_settings,
 )
 from fedsat.cli.sections import EVALUATION, OUTPUT
+from fedsat.errors import UsageError
 from fedsat.experiment import Callbacks, Run
 from fedsat.experiment.batch import carry_out, train_shown
 from fedsat.experiment.config import Config
 from fedsat.experiment.defaults import Given
-from fedsat.experiment.folder import free_folder
+from fedsat.experiment.folder import NODE_STATES, free_folder
 from fedsat.experiment.jobs import folder_name, plan
 from fedsat.experiment.store import Shelf, StoredRun
 from fedsat.report.export import check_table
@@ -73,8 +74,16 @@ def resume(
 ) -> None:
     """Continue a run from its last checkpoint, or to more rounds or minutes.
 
-    The result is the same as that of a run without interruption.
+    The result is the same as that of a run without interruption. For a run of fedsat federate, the nodes are started
+    again.
     """
+    if (folder / NODE_STATES).is_dir():
+        if callback:
+            raise UsageError("callbacks are only available in simulations, not on real nodes")
+        from fedsat.cli.federate import resume_on_nodes  # noqa: PLC0415 (it imports this module)
+
+        resume_on_nodes(folder, rounds, minutes)
+        return
     callbacks = experiment.find_callbacks(callback or [])
     _carry_out(Console(), experiment.restore(folder, rounds, minutes=minutes), folder, callbacks)
 
@@ -87,7 +96,7 @@ def _carry_out(console: Console, prepared: Run, folder: Path, callbacks: Callbac
 
 
 def show_run(console: Console, stored: StoredRun) -> None:
-    """Print the results of a run, and the results of each class if the run has metrics of classes."""
+    """Print the results of a run, and of its classes if its metrics are about them."""
     console.print(run_table(stored))
     if (classes := class_table(stored)) is not None:
         console.print(classes)

@@ -30,6 +30,8 @@ MODELS = {"last": LAST_MODEL, "best": BEST_MODEL, "averaged": AVERAGED_MODEL}
 """The files of a run's models."""
 COUNTS = "counts.npz"
 ON_NODES = "nodes.json"
+NODE_STATES = "node-states"
+"""The subfolder of the nodes' states, if the nodes are started together with the server (`fedsat federate`)."""
 NODES_TEXT = "This is a run on real nodes. Each client's data and state are on its node, not here."
 
 
@@ -102,7 +104,7 @@ class RunFolder:
                 os.fsync(file.fileno())
 
     def save_model(self, model: Model, name: str, metadata: Mapping[str, str]) -> None:
-        """Write a model's parameters and buffers under their names in the network, with the metadata to use it."""
+        """Write a model's parameters and buffers under their names in the network, and what else its use needs."""
         with speaking_of(self.path), whole(self.path / name) as file:
             write_tensors(file, {**model.params, **model.buffers}, metadata)
 

@@ -54,20 +54,15 @@ def restore(
     a dataset object, and `on_nodes`, which connects to them, if it was run on real nodes. Rounds that were recorded
     after the checkpoint are removed and repeated. A run without a checkpoint yet starts again.
     """
-    if not (path / CONFIG).is_file():
-        raise UsageError(f"{path} contains no run: it has no {CONFIG}")
-    config = _with_dataset(path, Config.of(read(path / CONFIG)), dataset)
-    changes: dict[str, Any] = {"rounds": rounds, "minutes": minutes}
-    wanted = replace(config, **{key: value for key, value in changes.items() if value is not None})
+    wanted = wanted_config(path, rounds, dataset, minutes)
     if on_nodes is None and (path / ON_NODES).is_file():
         raise UsageError(
             f"{path} was run on real nodes, which keep their clients' states; start its server again with out = {path}"
         )
     build = on_nodes or _simulation
-    _check_worth(path, config, wanted)
     recorded = (path / RECORDS).is_file() and (path / RECORDS).stat().st_size > 0
     kept = (path / FOLDER).is_dir() or not recorded  # rounds that were recorded without checkpoints are never discarded
-    checkpoints = Checkpoints.of(path, config.checkpoint_every) if kept else None
+    checkpoints = Checkpoints.of(path, wanted.checkpoint_every) if kept else None
     if checkpoints is None:
         raise UsageError(f"{path} was run without checkpoints and cannot be resumed")
     device = pick_device(wanted.device)
@@ -89,6 +84,19 @@ def restore(
     return run
 
 
+def wanted_config(
+    path: Path, rounds: int | None = None, dataset: str | Dataset | None = None, minutes: float | None = None
+) -> Config:
+    """Return the configuration of a run with new limits, after checking that there is something left to train."""
+    if not (path / CONFIG).is_file():
+        raise UsageError(f"{path} contains no run: it has no {CONFIG}")
+    config = _with_dataset(path, Config.of(read(path / CONFIG)), dataset)
+    changes: dict[str, Any] = {"rounds": rounds, "minutes": minutes}
+    wanted = replace(config, **{key: value for key, value in changes.items() if value is not None})
+    _check_worth(path, config, wanted)
+    return wanted
+
+
 def _simulation(config: Config, nothing: Mapping[str, Any]) -> Setup:
     del nothing
     return Setup.of(config)
@@ -107,9 +115,7 @@ def _check_worth(path: Path, config: Config, wanted: Config) -> None:
     """Refuse to resume a completed run without more rounds."""
     if wanted.rounds != config.rounds and config.lr_schedule.spans_run:
         name = lr_schedules.name_of(config.lr_schedule)
-        raise UsageError(
-            f"{path} cannot change its number of rounds: the {name} schedule extends over all {config.rounds}"
-        )
+        raise UsageError(f"{path} cannot change its rounds: the {name} schedule extends over all {config.rounds}")
     summary = read_summary(path)
     if summary.get("status") != "completed":
         return
@@ -117,7 +123,7 @@ def _check_worth(path: Path, config: Config, wanted: Config) -> None:
         more = wanted.rounds if wanted.rounds > config.rounds else "N"
         raise UsageError(
             f"{path} is complete with {config.rounds} rounds and has no checkpoint; "
-            f"to repeat it with more rounds, use fedsat run {path / CONFIG} --rounds {more}"
+            f"to repeat it with more, use fedsat run {path / CONFIG} --rounds {more}"
         )
     ruled = (
         bool(config.early_stop or config.minutes or config.budget) and "stopped" in summary

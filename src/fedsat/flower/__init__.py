@@ -1,8 +1,7 @@
 """Real nodes, with Flower: `server_app` and `client_app` for any Flower project.
 
-[tool.flwr.app.components]
-serverapp = "fedsat.flower:server_app"
-clientapp = "fedsat.flower:client_app"
+# federation_app.py of a Flower project
+from fedsat.flower import client_app, server_app
 """
 
 from __future__ import annotations

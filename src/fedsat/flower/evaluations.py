@@ -51,7 +51,7 @@ class Evaluations:
 
         largest = MARGIN + 8 * count * (classes**2 + 2 + (classes + 1) * 2 * BINS * message.scores)
         everyone = {client: replace(message, client=client) for client in samples}
-        return self.members.request("evaluate", everyone, Evaluated, checked, largest)
+        return self.members.insist("evaluate", everyone, Evaluated, checked, largest)
 
     def of_clients(self, replies: Mapping[int, Tree], models: int) -> list[dict[str, Any]]:
         """Return the fields of each model's evaluation that describe single clients."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 
 from flwr.app import ArrayRecord
@@ -15,6 +15,9 @@ from fedsat.flower.transport import Failure, Reply, Request, Transport
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 1.0
 """Seconds between polls for replies. Flower's `send_and_receive` polls every 3 s."""
+
+LOOK = 1.0
+"""Seconds between two looks at which nodes are still there."""
 
 
 @dataclass
@@ -37,12 +40,16 @@ class Exchange:
         return self.transport.nodes()
 
     def request(
-        self, messages: Mapping[int, Message], round_number: int, unreliable: Set[int] = frozenset()
+        self,
+        messages: Mapping[int, Message],
+        round_number: int,
+        unreliable: Set[int] = frozenset(),
+        present: Callable[[], Set[int]] | None = None,
     ) -> dict[int, Reply]:
         """Send messages to nodes and wait until all have replied or the timeout has passed.
 
         Once only `unreliable` nodes are missing, which did not reply before, they get as much time again as the others
-        needed.
+        needed. A node that is no longer `present`, which is asked every second, is not waited for.
         """
         packed: dict[int, ArrayRecord] = {}
         waiting: dict[str, int] = {}
@@ -55,7 +62,7 @@ class Exchange:
                 waiting[request_id] = node
         del packed
         began, pause = time.monotonic(), FIRST_PAUSE
-        deadline = began + self.timeout
+        deadline, look = began + self.timeout, began + LOOK
         while True:
             received = self._receive(waiting)
             for request_id, reply in received.items():
@@ -64,6 +71,11 @@ class Exchange:
                 break
             if replies and unreliable >= set(waiting.values()):
                 deadline = min(deadline, began + 2 * (time.monotonic() - began))
+            if present is not None and time.monotonic() >= look:
+                here, look = present(), time.monotonic() + LOOK
+                for request_id in [request_id for request_id, node in waiting.items() if node not in here]:
+                    replies[waiting.pop(request_id)] = Failure("its node has left")
+                    del self._stamps[request_id]
             if not received:
                 time.sleep(pause)
                 pause = min(pause * 1.5, LONGEST_PAUSE)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from fedsat.errors import FedsatError, UsageError
 from fedsat.flower.processes import Processes, beside_python, free_port
@@ -30,7 +30,7 @@ class Tls:
 
     @staticmethod
     def of(folder: Path) -> Tls:
-        """Return the files that `make_credentials` writes into the server's folder."""
+        """Return the files that `credentials.py` writes into a folder."""
         tls = Tls(folder / "ca.crt", folder / "server.crt", folder / "server.key")
         for file in (tls.authority, tls.certificate, tls.key):
             if not file.is_file():
@@ -41,6 +41,9 @@ class Tls:
 @dataclass
 class LocalFederation(Processes):
     """A SuperLink and SuperNodes as processes."""
+
+    SERVER: ClassVar = ("link", "gate", "warm")
+    """The processes without which no run can go on."""
 
     tls: Tls | None = None
     keys: Path | None = None
@@ -53,6 +56,8 @@ class LocalFederation(Processes):
     database: Path | None = None
     """The file in which the SuperLink keeps its state; None: in memory."""
     _registered: set[bytes] = field(default_factory=set)
+    _nodes: dict[str, Callable[[], subprocess.Popen[bytes]]] = field(default_factory=dict)
+    """How to start each node again."""
 
     def _begin(self) -> None:
         """Start the SuperLink and the gate, and register the nodes."""
@@ -100,7 +105,19 @@ class LocalFederation(Processes):
         port = self.port if self.keys is None else self.door[1]
         if authority is None and self.tls is not None:
             authority = self.tls.authority
-        return self.start(name, [*command(f"127.0.0.1:{port}", config, key, authority), *options])
+
+        def launch() -> subprocess.Popen[bytes]:
+            return self.start(name, [*command(f"127.0.0.1:{port}", config, key, authority), *options])
+
+        self._nodes[name] = launch
+        return launch()
+
+    def revive(self) -> list[str]:
+        """Start nodes again that have ended, and return their names."""
+        ended = [name for name in self.ended() if name in self._nodes]
+        for name in ended:
+            self._nodes[name]()
+        return ended
 
     def register(self) -> list[Path]:
         """Register the keys that are new in the folder, and return their files."""

@@ -9,10 +9,11 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from fedsat.errors import TrainingError
 from fedsat.flower.checks import RefusedError, check_info, check_same
 from fedsat.flower.exchange import Exchange
 from fedsat.flower.messages import Hello, NodeInfo
@@ -45,6 +46,10 @@ class Members:
     """N, the number of clients."""
     shape: tuple[int, ...] | None = None
     """The shape of a sample; if the server has no data, None until `agree_on_shape`."""
+    min_fraction: float = 0.5
+    """The share of the sampled clients that must respond. If it is 1, all nodes must respond to every request."""
+    retries: int = 0
+    """How often those that did not respond are asked again, if too few did."""
     round: int = 0
     """The current round."""
     repeated: int = 0
@@ -57,6 +62,43 @@ class Members:
     _queue: dict[int, NodeInfo] = field(default_factory=dict)
     _silent: set[int] = field(default_factory=set)
     _notes: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def strict(self) -> bool:
+        """Whether no result may be computed without a node, so that failures affect none."""
+        return self.min_fraction == 1
+
+    def insist(
+        self,
+        stage: str,
+        messages: Mapping[int, Message],
+        kind: type[Received],
+        check: Callable[[int, Received], Checked],
+        most: int,
+        *,
+        needed: int = 0,
+    ) -> dict[int, Checked]:
+        """Send messages and return the replies, as `request`, but ask again until enough clients have replied.
+
+        That is, `needed` of them, or all if the members are strict.
+        """
+        needed, accepted = len(messages) if self.strict else needed, dict[int, Checked]()
+        for attempt in range(self.retries + 1):
+            missing = {client: message for client, message in messages.items() if client not in accepted}
+            if attempt:
+                self.repeated += 1
+                log.warning(
+                    "round %d, %s again: %d of %d clients responded", self.round, stage, len(accepted), len(messages)
+                )
+                self.wait_for(missing.keys(), self.exchange.timeout)
+            accepted |= self.request(stage, missing, kind, check, most)
+            if len(accepted) >= needed:
+                return {client: accepted[client] for client in messages if client in accepted}
+        why = self.reasons(client for client in messages if client not in accepted)
+        raise TrainingError(
+            f"round {self.round}, {stage}: {len(accepted)} of {len(messages)} clients responded, but {needed} are "
+            f"needed (--min-fraction); {why}"
+        )
 
     def request(
         self,
@@ -74,7 +116,7 @@ class Members:
         nodes = {client: self.nodes[client] for client in messages if client in self.nodes}
         unreliable = {node for client, node in nodes.items() if client in self._silent}
         requests = {node: messages[client] for client, node in nodes.items()}
-        replies = self.exchange.request(requests, self.round, unreliable)
+        replies = self.exchange.request(requests, self.round, unreliable, self._present)
         accepted: dict[int, Checked] = {}
         for client in messages:
             reply = replies[nodes[client]] if client in nodes else Failure("its node is not connected")
@@ -83,6 +125,11 @@ class Members:
             except (RefusedError, MessageError) as error:
                 self.note(client, stage, str(error))
         return accepted
+
+    def _present(self) -> set[int]:
+        """Return the nodes that are clients now."""
+        self.refresh()
+        return set(self.nodes.values())
 
     def note(self, client: int | None, stage: str, why: str) -> None:
         """Add a note on a client, or on a node without a client, to the log and the record of this round.
@@ -137,7 +184,7 @@ class Members:
                     del self.infos[client]
                     self.nodes.pop(client, None)
 
-    def wait_for(self, wanted: set[int], seconds: float) -> None:
+    def wait_for(self, wanted: Set[int], seconds: float) -> None:
         """Wait until the clients `wanted` are connected, or the time is up."""
         deadline = time.monotonic() + seconds
         self.refresh()
@@ -165,10 +212,16 @@ class Members:
             self.note(None, "members", f"node {node} cannot participate: {error}")
 
     def _admit(self, node: int, info: NodeInfo) -> bool:
-        """Make a node a client, if the client has no node or its node is silent; return whether it need not wait."""
+        """Make a node a client; return whether it need not wait.
+
+        It waits while the client has another node, unless that is silent. If this node knows the other's secret, it is
+        the same node, whose process has started again.
+        """
         free = [client for client in range(self.clients) if client not in self.nodes]
         if info.number >= 0:
-            taken = info.number in self.nodes and info.number not in self._silent
+            known = self.infos.get(info.number)
+            again = known is not None and known.key == info.key
+            taken = info.number in self.nodes and info.number not in self._silent and not again
             free = [] if taken else [info.number]
         if not free:
             return False

@@ -42,8 +42,12 @@ class Memory:
             yield Memory(files)
 
     def reset(self) -> None:
-        """Draw a new secret when the server greets this node. All else is kept, as the server may have restarted."""
-        self._put("secret", masks.new_secret().hex())
+        """Draw a new secret when the server greets this node. All else is kept, as the server may have restarted.
+
+        A secret on disk is kept as well. The server recognises the node by its public half.
+        """
+        if not self._store.lasts or "secret" not in self._store.facts:
+            self._put("secret", masks.new_secret().hex())
 
     @property
     def secret(self) -> bytes:

@@ -27,9 +27,6 @@ from fedsat.flower.warm import write_stubs
 WARM = sys.platform == "linux"
 """Whether tasks are forked from a process that has already imported torch."""
 
-QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
-"""What Flower's processes would otherwise tell its makers: that they were started, and their version."""
-
 NODE_BYTES = 200_000_000
 """Memory that the processes of a SuperNode take before they load data or a model."""
 
@@ -137,10 +134,14 @@ class Processes:
     def environment(self, home: str) -> dict[str, str]:
         """Return the environment of a process: a folder for Flower's files, no telemetry, few threads, fast polling."""
         paths = [str(self.folder / "bin"), str(beside_python("")), os.environ.get("PATH", "")]
-        return {
-            **os.environ,
-            **QUIET,
+        usual = {
+            "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+        }
+        return {
+            **usual,
+            **os.environ,
             "PATH": os.pathsep.join(paths),
             "FLWR_HOME": str(self.home(home)),
             "OMP_NUM_THREADS": str(self.threads),

@@ -116,25 +116,9 @@ class RemoteEngine:
                 self._members.note(client, "train", "it lost its state and started with a new one")
             return reply
 
+        asked = {client: message(client) for client in clients.tolist()}
         needed = math.ceil(self._terms.min_fraction * len(clients))
-        replies: dict[int, Trained] = {}
-        for attempt in range(self._terms.retries + 1):
-            missing = [client for client in clients.tolist() if client not in replies]
-            if attempt:
-                self._members.repeated += 1
-                log.warning("retrying round %d: %d of %d clients responded", round_number, len(replies), len(clients))
-                self._members.wait_for(set(missing), self._terms.timeout)
-            asked = {client: message(client) for client in missing}
-            replies |= self._members.request("train", asked, Trained, checked, self._largest)
-            if len(replies) >= needed:
-                break
-        else:
-            why = self._members.reasons([client for client in clients.tolist() if client not in replies])
-            raise TrainingError(
-                f"round {round_number}: {len(replies)} of {len(clients)} sampled clients responded, but {needed} are"
-                f" needed (--min-fraction); {why}"
-            )
-        return self._joined({client: replies[client] for client in clients.tolist() if client in replies})
+        return self._joined(self._members.insist("train", asked, Trained, checked, self._largest, needed=needed))
 
     def _check_length(self, reply: Trained, server: Server, received: State) -> None:
         """Refuse an update that its node should have clipped."""

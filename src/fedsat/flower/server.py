@@ -135,7 +135,9 @@ def assemble(transport: Transport, config: Config, terms: Terms, run_id: str = "
     else:
         run = RunSpec(config.table(), _class_names(config, terms), True)
     run = replace(run, id=run_id, schema="" if schema is None else schema.to_json())
-    members = Members(Exchange(transport, terms.timeout), Hello(run), config.clients, shape)
+    members = Members(
+        Exchange(transport, terms.timeout), Hello(run), config.clients, shape, terms.min_fraction, terms.retries
+    )
     if known is not None:
         known.check(run, terms)
         members.shape, members.infos = known.shape, dict(known.infos)

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from filelock import FileLock
@@ -30,6 +30,9 @@ INDEX, LOCK, KIND = "memory.json", "lock", "memory"
 
 class Store(Protocol):
     """Facts that can be written as JSON, and the client's states after some rounds."""
+
+    lasts: ClassVar[bool]
+    """Whether it outlives the node's processes."""
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -53,6 +56,8 @@ class Store(Protocol):
 
 class Records:
     """The records of a Flower context, which a SuperNode keeps in memory while it runs."""
+
+    lasts: ClassVar[bool] = False
 
     def __init__(self, records: RecordDict) -> None:
         self._records = records
@@ -100,6 +105,8 @@ class Files:
     `memory.json` is replaced as a whole, after the tensors that it refers to. So whenever the process is killed, it
     describes states that are complete.
     """
+
+    lasts: ClassVar[bool] = True
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

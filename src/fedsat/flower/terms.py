@@ -14,10 +14,15 @@ class Terms:
     """The settings that a federation of real nodes has in addition to those of the run."""
 
     min_fraction: Annotated[
-        float, Option("share of the sampled clients that must respond for a round to count", above=0, at_most=1)
+        float,
+        Option(
+            "share of the sampled clients that must respond for a round to count; 1: all nodes, to every request",
+            above=0,
+            at_most=1,
+        ),
     ] = 0.5
     timeout: Annotated[float, Option("seconds that nodes have to reply", above=0)] = 600.0
-    retries: Annotated[int, Option("how often a round is retried when too few clients respond", at_least=0)] = 2
+    retries: Annotated[int, Option("how often nodes are asked again when too few respond", at_least=0)] = 2
     wait: Annotated[float, Option("seconds to wait for nodes before the first round", above=0)] = 300.0
     worker_counts: Annotated[
         Literal["each", "sums"],

@@ -69,7 +69,7 @@ class Workers:
         sealed = pseudonyms({client: nodes[1:] for client, nodes in sets.items()})
         jobs = self._jobs(models, sealed)
         checked, most = functools.partial(self._checked, sealed), self.most
-        reports = self.members.request(STAGE, jobs, WorkerCounts, checked, self._largest(models)) if jobs else {}
+        reports = self.members.insist(STAGE, jobs, WorkerCounts, checked, self._largest(models)) if jobs else {}
         counts = self._zeros(sets)
         for row, (client, nodes) in enumerate(sets.items()):
             counts[row, 0] = own[client]
@@ -99,6 +99,10 @@ class Workers:
         failed: set[int] = set()
         for attempt in range(tries):
             self.members.repeated += attempt > 0
+            if self.members.strict:
+                everyone = {worker for nodes in sets.values() for worker in nodes}
+                self.members.wait_for(everyone, self.members.exchange.timeout)
+                failed = set()
             self.members.refresh()
             connected = self.members.nodes.keys() - failed
             left = {k: [w for w in nodes if w in connected] for k, nodes in sets.items() if k not in sums}

@@ -1,0 +1,124 @@
+"""Kill parts of `fedsat federate` with SIGKILL, bring the run to its end, and compare it with an undisturbed one."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedsat.flower import guard
+
+MARK = "FEDSAT_KILLED"
+"""The environment variable that identifies the processes of one federation."""
+
+PARTS = ("SuperLink", "ServerApp", "node", "all")
+
+OF_THE_WAY = ("seconds", "bytes_down", "bytes_up", "bytes_workers", "bytes_evaluate", "left_out", "repeated")
+"""Entries of a record that tell how a round went, and not what came out."""
+
+
+@dataclass
+class Federation:
+    """A run of `fedsat federate` in a folder, as a process that can be killed and continued."""
+
+    folder: Path
+    arguments: list[str]
+    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
+    process: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        """Start the run, or resume it."""
+        begun = (self.folder / "config.toml").exists()
+        call = ["resume", str(self.folder)] if begun else ["federate", *self.arguments, "--out", str(self.folder)]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "fedsat", *call],
+            env={**os.environ, MARK: self.mark},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def finish(self) -> str:
+        """Wait for the end of the run, which must succeed, and return what it printed."""
+        assert self.process is not None
+        printed, _ = self.process.communicate()
+        assert self.process.returncode == 0, printed
+        return printed
+
+    def kill(self, part: str, draw: random.Random) -> bool:
+        """Kill a part with SIGKILL; return whether it was found."""
+        assert self.process is not None
+        found = self._processes()
+        chosen = {
+            "SuperLink": [pid for pid, command in found.items() if "flower-superlink" in command],
+            "ServerApp": [pid for pid in found if _holds(pid, self.folder / "checkpoints" / "lock")],
+            "node": [pid for pid, command in found.items() if "fedsat.flower.supernode" in command],
+            "all": list(found),
+        }[part]
+        if part == "node" and chosen:
+            chosen = [draw.choice(chosen)]
+        for pid in chosen:
+            guard.send(pid, signal.SIGKILL)
+        if part == "all":
+            self.process.communicate()
+            while left := self._processes():  # started while the others were killed
+                for pid in left:
+                    guard.send(pid, signal.SIGKILL)
+                time.sleep(0.1)
+        return bool(chosen)
+
+    @property
+    def rounds(self) -> int:
+        """The number of recorded rounds."""
+        path = self.folder / "metrics.jsonl"
+        return path.read_bytes().count(b"\n") if path.exists() else 0
+
+    @property
+    def running(self) -> bool:
+        """Whether the run goes on."""
+        return self.process is not None and self.process.poll() is None
+
+    def _processes(self) -> dict[int, str]:
+        """Return the command lines of all processes of this federation."""
+        found, wanted = {}, f"{MARK}={self.mark}".encode()
+        for path in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if wanted in (path / "environ").read_bytes().split(b"\0") and " Z " not in (path / "stat").read_text():
+                    found[int(path.name)] = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        return found
+
+
+def _holds(pid: int, file: Path) -> bool:
+    """Whether a process has opened a file."""
+    for handle in Path(f"/proc/{pid}/fd").glob("*"):
+        with suppress(OSError):
+            if handle.readlink() == file.resolve():
+                return True
+    return False
+
+
+def results(folder: Path) -> dict[str, Any]:
+    """Return everything that came out of a run."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        for name in OF_THE_WAY:
+            line.pop(name, None)
+    return {"metrics": lines, "model": (folder / "model.safetensors").read_bytes()}
+
+
+def wait_for(condition: Callable[[], bool], seconds: float) -> bool:
+    """Wait until a condition holds, and return whether it does."""
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return condition()
