@@ -21,6 +21,7 @@ from fedsat.algorithms import (
     Task,
     algorithms,
 )
+from fedsat.algorithms.fedsat import limit
 from fedsat.algorithms.objective import CrossEntropy
 from fedsat.algorithms.weighting import BySamples
 from fedsat.errors import UsageError
@@ -48,6 +49,29 @@ def test_client_keeps_its_mean_raw_gradient() -> None:
     state, upload = method.end(given, method.begin(given), LocalResult(one(0.4, 1.4), {}, torch.tensor([2, 4])))
     assert state["direction"]["w"].flatten().tolist() == pytest.approx([2.0, 0.0])
     assert upload == {}
+
+
+def test_a_long_update_moves_the_model_no_farther_than_the_median_one() -> None:
+    # Updates −1, 1, 1, 40 of weight 1/4 have the mean 10.25, and the median length is 1. Θ' = 1 + 1, v = −1/(0.1·2).
+    quarter, server = torch.full((4,), 0.25, dtype=torch.float64), Server(Model(scalar(1.0), {}))
+    after = FedSat().aggregate(server, make_updates(one(0, 2, 2, 41), [2] * 4, 0.1), quarter)
+    assert float(after.model.params["w"]) == pytest.approx(2.0)
+    assert float(after.memory["direction"]["w"]) == pytest.approx(-5.0)
+    # Without the correction, and as printed, nothing feeds back.
+    for free in (FedSat(correction=False), FedSat(gamma=0), FedSat(scale="paper")):
+        after = free.aggregate(server, make_updates(one(0, 2, 2, 41), [2] * 4, 0.1), quarter)
+        assert float(after.model.params["w"]) == pytest.approx(11.25)
+
+
+def test_more_steps_may_lead_farther() -> None:
+    # Steps 2, 2, 2, 20 (median 2): limit 1·(3/4 + 10/4) = 3.25, and the mean is (3 + 8)/4 = 2.75.
+    # Clients that did not move, and those without weight, do not count: 8 alone would be the median.
+    updates = make_updates(one(1, 1, 1, 8), [2, 2, 2, 20], 0.1)
+    quarter = torch.full((4,), 0.25, dtype=torch.float64)
+    assert float(limit(Model(scalar(0), {}), updates, quarter)) == pytest.approx(3.25)
+    updates = make_updates(one(0, 8, 1, 0), [2] * 4, 0.1)
+    assert float(limit(Model(scalar(0), {}), updates, torch.tensor([0.5, 0.5, 0, 0]).double())) == pytest.approx(8)
+    assert float(limit(Model(scalar(0), {}), make_updates(one(0, 0), [1, 1], 0.1), quarter[:2] * 2)) == 0
 
 
 def test_server_direction_uses_the_weighted_steps() -> None:

@@ -28,6 +28,7 @@ from fedsat.algorithms.base import (
     Task,
     Updates,
     algorithms,
+    client_updates,
     full_gradient,
     pulled,
     step_direction,
@@ -37,7 +38,10 @@ from fedsat.algorithms.psl import PredictionSensitiveLoss
 from fedsat.algorithms.pwa import PrioritizedClassWeights
 from fedsat.algorithms.weighting import Weighting, weightings
 from fedsat.options import Option
-from fedsat.tree import State, Tree, tree_map, zeros_like
+from fedsat.tree import State, Tree, norms, tree_map, zeros_like
+
+SLACK = 1 + 1e-6
+"""Tolerance so that the mean of equal updates is not too long because of rounding."""
 
 
 @algorithms.register("fedsat")
@@ -119,6 +123,19 @@ class FedSat(Algorithm):
             own = tree_map(torch.sub, along, carry["drift"])
         return {"direction": own}, {}
 
+    def update(self, model: Model, updates: Updates, weights: Tensor) -> Tree:
+        """Return the aggregate, but not longer than the median client's update (see `limit`).
+
+        Clients add γ v_t to every step, so an aggregate that is longer than their updates makes the next ones longer
+        still: a single client that scales its update would bury the run. The mean of honest updates is shorter.
+        """
+        update = super().update(model, updates, weights)
+        if not self.correction or self.gamma == 0 or self.scale == "paper":
+            return update
+        longest, length = limit(model, updates, weights), norms(tree_map(lambda tensor: tensor[None], update))[0]
+        shorter = torch.where((longest > 0) & (length > SLACK * longest), longest / length, 1.0)
+        return tree_map(lambda tensor: shorter.to(tensor) * tensor, update)
+
     def aggregate(self, server: Server, updates: Updates, weights: Tensor) -> Server:
         """Update the model, and compute v_{t+1} from its change."""
         moved = super().aggregate(server, updates, weights)
@@ -135,6 +152,20 @@ class FedSat(Algorithm):
                 lambda now, former: now.lerp(former, self.inertia), direction, server.memory["direction"]
             )
         return replace(moved, memory={"direction": direction})
+
+
+def limit(model: Model, updates: Updates, weights: Tensor) -> Tensor:
+    """Return the median of ‖θ_k − Θ‖, times Σ_k w_k max(1, K_k/K̃) because more steps lead farther; K̃ is the median K.
+
+    Clients without weight and those that did not move do not count. The result is 0 if no client moved.
+    """
+    lengths = norms(client_updates(model, updates))
+    counted = (weights > 0) & (lengths > 0)
+    if not bool(counted.any()):
+        return torch.zeros_like(lengths.sum())
+    steps = updates.optimizer.effective_steps(updates.steps).to(lengths)
+    farther = (steps / steps[counted].quantile(0.5)).clamp(min=1)
+    return lengths[counted].quantile(0.5) * (weights * farther).sum() / weights.sum()
 
 
 algorithms.preset(
