@@ -26,6 +26,10 @@ class TrainingError(FedsatError):
     """Training cannot continue, for example because a loss is not finite."""
 
 
+class SkippedRoundError(TrainingError):
+    """A round has no result, but the training can go on with the next one."""
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
     """Return the error for a name that does not exist; it suggests the nearest one that does."""
     names = sorted(known)

@@ -34,14 +34,18 @@ from fedsat.flower.messages import (
 )
 from fedsat.flower.node_data import federation_of, load_share
 from fedsat.flower.records import Message, MessageError, size
+from fedsat.flower.secure_messages import Introduce, Introduced, Reveal, Revealed, Share, Shared
 from fedsat.flower.server import read_run_config
 from fedsat.flower.terms import Terms
 from fedsat.flower.transport import readable_reason
+from fedsat.secure.protocol import Introduction
 
 RUN = RunSpec({"lr": 0.1, "algorithm": {"name": "fedavg"}}, ("cat", "dog"), False, (0.1 + 0.2,), (1 / 3,), 10 / 3)
 MODEL = Model({"w": torch.randn(2, 3), "b": torch.zeros(3)}, {"seen": torch.tensor(7)})
 STATE = {"direction": {"w": torch.ones(2, 3)}}
 COUNTS = torch.tensor([[3, 1], [2, 1], [2, 2]])
+KEY_PARTS = (b"a" * 32, b"b" * 32, b"c" * 32)
+KEYS = Introduction(*KEY_PARTS)
 MESSAGES: list[Message] = [
     Hello(RUN),
     NodeInfo(3, (1, 28, 28), 5, "ab" * 32, {"mean": torch.zeros(1)}, {}, 2, 1, 4),
@@ -53,6 +57,14 @@ MESSAGES: list[Message] = [
     Evaluate(RUN, 1, "held-out", [MODEL] * 11),
     Evaluate(RUN, 1, "expected", [], {"recalls": torch.tensor([[0.5, torch.nan]])}),
     Evaluated({"accuracy": torch.tensor([0.25])}),
+    Introduce(RUN, 2, 5, "nonce"),
+    Introduced(KEYS, 0),
+    Share(RUN, 2, {2: KEYS, 4: Introduction(*KEY_PARTS, bytes(64))}),
+    Shared({2: b"x" * 148, 4: b"y" * 148}),
+    Train(RUN, 2, 5, 3, MODEL, STATE, False, inbox={4: b"x" * 148}),
+    Trained(Model({}, {}), {}, 10, 20, 0.0, False, masked={"words": COUNTS[0]}),
+    Reveal(RUN, 2, (2, 4)),
+    Revealed({2: b"x" * 66, 4: b"y" * 66}),
 ]
 
 

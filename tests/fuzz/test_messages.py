@@ -6,6 +6,7 @@ import gc
 import random
 import tracemalloc
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,12 @@ from fedsat.flower.messages import (
     WorkerCounts,
 )
 from fedsat.flower.records import LONGEST_TEXT, Message, MessageError, size
+from fedsat.flower.secure_messages import Introduce, Introduced, Reveal, Revealed, Share, Shared
+from fedsat.flower.secure_round import check_masked, sized
 from fedsat.flower.worker_round import Workers
+from fedsat.rounds.secure import SEALED
+from fedsat.secure.protocol import Party, SecureError
+from fedsat.secure.shares import SIZE
 from tests.support.faulty_nodes import LENIENT
 
 REPLIES, REQUESTS = 9_000, 1_000
@@ -65,6 +71,7 @@ SETTINGS: dict[str, Any] = complete(
     }
 )
 RUN = RunSpec(SETTINGS, CLASSES, True, (0.0,) * 6, (1.0,) * 6, 30.0)
+SECURE_RUN = RunSpec({**SETTINGS, "algorithm": "fedavg", "secure_aggregation": True}, CLASSES, False)
 WEIGHTS = build_model(SETTINGS["model"], (6,), 3, 0)
 MODEL = Model({name: tensor.detach() for name, tensor in WEIGHTS.named_parameters()}, {})
 STATE = {"control": {name: torch.zeros_like(tensor) for name, tensor in MODEL.params.items()}}
@@ -100,6 +107,22 @@ def use_refused(reply: Refused) -> None:
         assert text.isprintable()
 
 
+def use_masked(reply: Trained) -> None:
+    check_masked(reply, 6, 30, 4)
+
+
+def use_keys(reply: Introduced) -> None:
+    party = Party(1, b"fuzz")
+    with suppress(SecureError):
+        party.share({1: party.introduce(), 2: reply.keys, 3: KEYS})
+
+
+def use_shares(reply: Shared | Revealed) -> None:
+    parts, size_ = (reply.sealed, SEALED) if isinstance(reply, Shared) else (reply.shares, SIZE)
+    sized(parts, [1, 2, 3], size_)
+
+
+KEYS = Party(3, b"fuzz").introduce()
 INFO = NodeInfo(1, (6,), 30, KEY, MOMENTS, {"class_counts": LABELS}, 0, 30, 30)
 ANSWERS: list[tuple[Message, Callable[[Any], None]]] = [
     (INFO, use_info),
@@ -116,6 +139,10 @@ ANSWERS: list[tuple[Message, Callable[[Any], None]]] = [
         use_evaluated,
     ),
     (Refused("DataError", "no"), use_refused),
+    (Introduced(KEYS, 0), use_keys),
+    (Shared({2: b"x" * SEALED, 3: b"y" * SEALED}), use_shares),
+    (Trained(Model({}, {}), {}, 4, 30, 0.0, False, masked={"words": torch.arange(6)}), use_masked),
+    (Revealed({2: b"x" * SIZE, 3: b"y" * SIZE}), use_shares),
 ]
 QUESTIONS: list[Message] = [
     Hello(RUN),
@@ -123,6 +150,8 @@ QUESTIONS: list[Message] = [
     EvaluateWorker(RUN, 1, {"a1": MODEL}, "nonce", True, {"a1": {KEY: 1}}),
     Evaluate(RUN, 1, "held-out", [MODEL]),
     Evaluate(RUN, 1, "expected", [], {"recalls": torch.rand(1, 3).double()}),
+    Introduce(SECURE_RUN, 1, 1, "nonce"),
+    *(OUT_OF_ORDER := [Share(SECURE_RUN, 1, {1: KEYS, 2: KEYS, 3: KEYS}), Reveal(SECURE_RUN, 1, (1, 2, 3))]),
 ]
 
 JUNK: list[Any] = [
@@ -250,7 +279,8 @@ def test_a_node_does_or_refuses_any_request(node: Context, caplog: pytest.LogCap
     outcomes = {"done": 0, "refused": 0}
     caplog.set_level("CRITICAL", "flwr")
     for message in QUESTIONS:  # what is not broken is done
-        assert not Refused.sent_in(answer(message.kind, message.pack(), node)), message
+        refused = Refused.sent_in(answer(message.kind, message.pack(), node))
+        assert refused == (message in OUT_OF_ORDER), message
 
     def case(seed: int) -> tuple[RecordDict, Callable[[], None]]:
         rng = random.Random(seed)

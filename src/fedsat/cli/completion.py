@@ -208,6 +208,8 @@ OPTIONS: dict[str, list[str]] = {
         "--client",
         "--clients",
         "--agreement",
+        "--identity",
+        "--state",
         "--device",
     ],
     "superlink": ["--host", "--port", "--control-port", "--state"],

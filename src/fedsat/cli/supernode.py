@@ -42,6 +42,10 @@ def supernode(
         Path | None,
         typer.Option(help="folder where the client's state is kept [default: KEY.state]", metavar="FOLDER"),
     ] = None,
+    identity: Annotated[
+        Path | None,
+        typer.Option(help="private key that other members know (ssh-keygen -t ed25519)", metavar="FILE"),
+    ] = None,
     device: Annotated[str | None, typer.Option(help="device for training: cpu, cuda, …", metavar="NAME")] = None,
 ) -> None:
     """Start a node that trains with the data of this machine, as its agreement allows.
@@ -60,12 +64,13 @@ def supernode(
         "partition-id": client,
         "num-partitions": clients if dataset is not None else None,
         "agreement": _absolute(agreement),
+        "identity": _absolute(identity),
         "device": device,
         "state": _absolute(state or key.with_name(f"{key.name}.state")),
     }
     config = {name: value for name, value in given.items() if value is not None}
-    for file in (key, authority):
-        if not file.is_file():
+    for file in (key, authority, identity):
+        if file is not None and not file.is_file():
             raise UsageError(f"{file} does not exist")
     Agreement.of_node(config)  # an error in the file is reported now
     with (

@@ -94,6 +94,14 @@ class Agreement:
     budget: Annotated[
         str, Option("ε,δ of local differential privacy that this node spends in a run, at most; empty: any")
     ] = ""
+    secure_clients: Annotated[
+        int,
+        Option("fewest clients whose updates are added up by secure aggregation; 0: it may be left out", at_least=0),
+    ] = 0
+    members: Annotated[
+        tuple[str, ...],
+        Option("public keys of all clients by number (ssh-ed25519 …), with which they must sign; empty: unsigned"),
+    ] = ()
     errors: Annotated[
         Literal["class", "text"],
         Option("what the server is told of other errors; their texts may quote data and paths"),
@@ -167,6 +175,8 @@ class Agreement:
         self._at_most("lr", config.lr, "max_lr")
         self._at_most("clients", config.clients, "max_clients")
         self._at_most("image_size", config.image_size or 1, "max_image_size")
+        if self.secure_clients and not config.secure_aggregation:
+            raise AgreementError("secure_aggregation is false, but this node has set secure_clients")
         if config.precision not in self.precisions:
             raise AgreementError(
                 f"precision is {config.precision}; accepted: {', '.join(self.precisions)} (precisions)"
@@ -193,6 +203,10 @@ class Agreement:
             raise AgreementError(f"samples: fewer than {self.min_samples} (min_samples)")
         if (present < self.min_class_samples).any():
             raise AgreementError(f"samples: a class has fewer than {self.min_class_samples} (min_class_samples)")
+
+    def check_peers(self, clients: int) -> None:
+        """Refuse secure aggregation among few clients."""
+        self._at_least("clients of the secure aggregation", clients, "secure_clients")
 
     @contextmanager
     def limited(self) -> Iterator[None]:

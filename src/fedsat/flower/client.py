@@ -43,6 +43,8 @@ from fedsat.flower.messages import (
 from fedsat.flower.node_data import NodeConfig, federation_of, load_share, number_of
 from fedsat.flower.records import Message, MessageError, Stamp, clean, size
 from fedsat.flower.reporting import charge, refuse_exact, report
+from fedsat.flower.secure_messages import Introduce, Reveal, Share
+from fedsat.flower.secure_node import introduce, masked, refuse_count, reveal, share
 from fedsat.metrics import Detail, accuracy_by_client, expected_accuracy
 from fedsat.models import build_model, count_parameters
 from fedsat.rounds import Protection
@@ -56,6 +58,9 @@ app = ClientApp()
 
 
 @app.query("hello")
+@app.query("introduce")
+@app.query("share")
+@app.query("reveal")
 @app.train()
 @app.evaluate("worker")
 @app.evaluate()
@@ -150,6 +155,7 @@ def _train(request: Train, memory: Memory, context: Context) -> Trained:
     engine = _engine(request.run, context.node_config, request.client)
     agreement, config = Agreement.of_node(context.node_config), Config.of(request.run.settings)
     if request.count:
+        refuse_count(config)
         agreement.check_histogram("train")
     _check_received(engine, request.received)
     state = memory.load(request.used)
@@ -162,17 +168,21 @@ def _train(request: Train, memory: Memory, context: Context) -> Trained:
     trained = engine.train_from(model, received, np.array([request.client]), states, request.round)
     memory.store(request.client, request.round, trained.states[0])
     updates, counts = trained.updates, {}
+    sent, hidden = Model(_only(updates.model.params), _only(updates.model.buffers)), Tree()
+    if config.secure_aggregation:
+        sent, hidden = Model({}, {}), masked(request, model, sent, int(updates.sizes[0]), memory)
     if request.count:
         counted = report(engine, memory, request.client, {"": updates.model})[""]
         counts = {"counts": counted[:2]} | ({"labels": counted[2]} if request.labels else {})
     return Trained(
-        model=Model(_only(updates.model.params), _only(updates.model.buffers)),
+        model=sent,
         uploads={name: _only(tree) for name, tree in updates.uploads.items()},
         steps=int(updates.steps[0]),
         samples=int(updates.sizes[0]),
-        loss=0.0 if config.privacy.active else float(trained.meters["loss"][0]),
+        loss=0.0 if engine.protection.hides_losses else float(trained.meters["loss"][0]),
         lost_state=state is None and request.used > 0,
         counts=counts,
+        masked=hidden,
     )
 
 
@@ -228,6 +238,9 @@ def _evaluated(engine: SequentialEngine, request: Evaluate, models: list[Model],
 
 HANDLERS: dict[str, Callable[[RecordDict, Context], Message]] = {
     Hello.kind: hello,
+    Introduce.kind: introduce,
+    Share.kind: share,
+    Reveal.kind: reveal,
     Train.kind: train,
     EvaluateWorker.kind: evaluate_worker,
     Evaluate.kind: evaluate,
@@ -262,7 +275,7 @@ def _cached_engine(run_text: str, node_items: tuple[tuple[str, object], ...], cl
     )
     refuse_buffers(config.privacy, engine.initial_model)
     engine.mean_samples = run.mean_samples
-    engine.protection = Protection(config.privacy, secure)
+    engine.protection = Protection(config.privacy, secure, secure=config.secure_aggregation)
     return engine
 
 

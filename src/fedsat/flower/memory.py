@@ -80,6 +80,24 @@ class Memory:
     def labels(self, histogram: Tensor) -> None:
         self._put("labels", histogram.tolist())
 
+    @property
+    def party(self) -> str:
+        """The node's secrets of the present round of secure aggregation; empty if there is none."""
+        return str(self._store.facts.get("party", ""))
+
+    @party.setter
+    def party(self, text: str) -> None:
+        self._put("party", text)
+
+    @property
+    def masked(self) -> int:
+        """The last round in which the node sent a masked update; 0 if there is none."""
+        return int(self._store.facts.get("masked", 0))
+
+    @masked.setter
+    def masked(self, round_number: int) -> None:
+        self._put("masked", round_number)
+
     def load(self, used: int) -> State | None:
         """Return the client's state after round `used`, the last whose update the server used, and drop any other.
 

@@ -47,6 +47,8 @@ class RunSpec:
     """The schema of a table as JSON; empty for other data."""
     id: str = ""
     """The run's own ID, 32 hexadecimal digits. It stays the same when the server or a node starts again."""
+    most_samples: int = 0
+    """The most samples that a client counts with; 0: no limit."""
 
     def text(self) -> str:
         """Return the spec as one line of JSON; numbers are exact."""
@@ -70,7 +72,18 @@ class RunSpec:
             mean_samples=_finite([spec["mean_samples"]])[0],
             schema=str(spec["schema"]),
             id=spec["id"],
+            most_samples=int(spec["most_samples"]),
         )
+
+
+def packed_bytes(content: Mapping[int, bytes]) -> str:
+    """Return bytes of clients as JSON."""
+    return json.dumps({client: part.hex() for client, part in content.items()})
+
+
+def unpacked_bytes(content: Any) -> dict[int, bytes]:
+    """Read the parsed JSON of `packed_bytes`."""
+    return {int(client): bytes.fromhex(part) for client, part in content.items()}
 
 
 def _finite(numbers: list[float]) -> tuple[float, ...]:
@@ -194,6 +207,8 @@ class Train(Message):
     """Whether the client also evaluates its new model, as its first worker."""
     labels: bool = False
     """Whether it then sends the label histogram as well; the server asks for it only once in a run."""
+    inbox: dict[int, bytes] = field(default_factory=dict)
+    """With secure aggregation: the shares that its peers encrypted for it."""
 
     name: ClassVar[str] = "train"
     kind: ClassVar[str] = "train"
@@ -208,6 +223,7 @@ class Train(Message):
                 "used": self.used,
                 "count": self.count,
                 "labels": self.labels,
+                "inbox": packed_bytes(self.inbox),
             },
             trees={**model_trees("model", self.model), **state_trees("received", self.received)},
         )
@@ -224,6 +240,7 @@ class Train(Message):
             envelope.state("received"),
             envelope.flag("count"),
             envelope.flag("labels"),
+            unpacked_bytes(envelope.json("inbox")),
         )
 
 
@@ -241,6 +258,8 @@ class Trained(Message):
     """Whether the node no longer had the client's state from an earlier round, and started with a new one."""
     counts: Tree = field(default_factory=dict)
     """If requested, the client's evaluation of its model, as in `WorkerCounts`: `counts`, [2, m], and `labels`, [m]."""
+    masked: Tree = field(default_factory=dict)
+    """With secure aggregation, instead of the model: the scaled and masked update, `words`."""
 
     name: ClassVar[str] = "trained"
 
@@ -249,7 +268,12 @@ class Trained(Message):
         return Envelope(
             {"lost_state": self.lost_state},
             {"steps": self.steps, "samples": self.samples, "loss": self.loss},
-            {**model_trees("model", self.model), **state_trees("uploads", self.uploads), "counts": self.counts},
+            {
+                **model_trees("model", self.model),
+                **state_trees("uploads", self.uploads),
+                "counts": self.counts,
+                "masked": self.masked,
+            },
         )
 
     @classmethod
@@ -263,6 +287,7 @@ class Trained(Message):
             envelope.real("loss"),
             envelope.flag("lost_state"),
             envelope.tree("counts"),
+            envelope.tree("masked"),
         )
 
 

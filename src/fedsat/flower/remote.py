@@ -16,7 +16,7 @@ from fedsat.algorithms.base import no_examples
 from fedsat.algorithms.footprint import echo, rehearse
 from fedsat.data.splits import divide_among_clients
 from fedsat.engine.evaluate import Counter
-from fedsat.errors import TrainingError
+from fedsat.errors import SkippedRoundError, TrainingError
 from fedsat.experiment.config import Config
 from fedsat.flower.checks import RefusedError, check_update
 from fedsat.flower.evaluations import MARGIN, Evaluations
@@ -24,12 +24,16 @@ from fedsat.flower.influence import counted, damped_counts, limit
 from fedsat.flower.known import Known
 from fedsat.flower.members import Members
 from fedsat.flower.messages import Evaluate, RunSpec, Train, Trained
+from fedsat.flower.secure_round import STAGE, SecureRound, check_masked
 from fedsat.flower.terms import Terms
 from fedsat.flower.worker_round import Workers
 from fedsat.metrics import NO_DETAIL, ClassCounts, ClientAccuracy, Detail, Evaluation
 from fedsat.rounds import Protection, TrainedRound
 from fedsat.rounds.noise import secure
 from fedsat.rounds.round import Traffic
+from fedsat.rounds.secure import length, model_of, stacked
+from fedsat.secure.protocol import SecureError
+from fedsat.secure.shares import FEWEST
 from fedsat.seeding import Indices
 from fedsat.tree import KeptStates, State, Tree, nbytes, norms, tree_map
 
@@ -62,7 +66,7 @@ class RemoteEngine:
         self.algorithm: Algorithm = config.algorithm
         self.initial_model = model
         self.device = next(iter(model.params.values())).device
-        self.protection = Protection(config.privacy, secure, on_nodes=True)
+        self.protection = Protection(config.privacy, secure, on_nodes=True, secure=config.secure_aggregation)
         self._run, self._config, self._terms = run, config, terms
         self._members, self._exchange = members, members.exchange
         self._workers = Workers(members, run, terms.max_weight, config.privacy.largest_count)
@@ -96,29 +100,75 @@ class RemoteEngine:
         self._members.round, self._members.repeated, self._worker_bytes = round_number, self._lost, 0
         self._lost = 0
         self._marks = (self._exchange.down, self._exchange.up)
+        if self.protection.secure:
+            return self._train_securely(server, clients, states, round_number)
         received = self.algorithm.broadcast(server)
         count = self.algorithm.weighting.needs_counts and self._terms.worker_counts == "each"
 
         def message(client: int) -> Train:
-            used = int(states[client][USED]["round"]) if client in states else 0
             labels = count and client not in self._workers.labels
+            used = last_used(states, client)
             return Train(self._run, client, round_number, used, server.model, received, count, labels)
 
         def checked(client: int, reply: Trained) -> Trained:
-            samples = self._members.infos[client].samples
-            _, steps = self._config.local_training.work_of(client, round_number, samples)
-            check_update(reply, self.initial_model, self._uploads, samples, steps)
+            check_update(reply, self.initial_model, self._uploads, *self._work_of(client))
             self._check_length(reply, server, received)
             if count:
                 reports = {name: report for name, report in reply.counts.items() if name == "counts"}
                 reply = replace(reply, counts=self._workers.completed(client, reports, reply.counts))
-            if reply.lost_state:
-                self._members.note(client, "train", "it lost its state and started with a new one")
+            self._note_lost_state(client, reply)
             return reply
 
         asked = {client: message(client) for client in clients.tolist()}
         needed = math.ceil(self._terms.min_fraction * len(clients))
         return self._joined(self._members.insist("train", asked, Trained, checked, self._largest, needed=needed))
+
+    def _train_securely(self, server: Server, clients: Indices, states: KeptStates, round_number: int) -> TrainedRound:
+        """Train the sampled clients, and compute the sum of their updates.
+
+        Until the clients train, they can exchange their keys again. Afterwards, a second sum over other clients would
+        reveal the difference. So if too many drop out then, the round is skipped.
+        """
+        model, received = server.model, self.algorithm.broadcast(server)
+        messages = {
+            client: Train(self._run, client, round_number, last_used(states, client), model, received, count=False)
+            for client in clients.tolist()
+        }
+        process = SecureRound(self._members, self._run, round_number)
+        needed = max(FEWEST, math.ceil(self._terms.min_fraction * len(clients)))
+
+        def checked(client: int, reply: Trained) -> Trained:
+            check_masked(reply, length([model.params, model.buffers]), *self._work_of(client))
+            self._note_lost_state(client, reply)
+            return reply
+
+        try:
+            keys = process.exchange(messages, needed, self._terms.retries, self._terms.timeout)
+            asked = {k: replace(message, inbox=keys.inbox(k)) for k, message in messages.items() if k in keys.sealed}
+            replies = self._members.request("train", asked, Trained, checked, 2 * self._largest)
+            words = {client: reply.masked["words"].numpy().view("uint64") for client, reply in replies.items()}
+            total = process.total(keys, words)
+        except (SecureError, SkippedRoundError) as error:
+            self._members.note(None, STAGE, f"the round is skipped: {error}")
+            raise SkippedRoundError(str(error)) from error
+        most = self._run.most_samples or None
+        sizes = torch.tensor([counted(reply.samples, most) for reply in replies.values()], dtype=torch.float64)
+        scales = self.algorithm.weighting.scale(sizes, self._run.mean_samples)
+        assert scales is not None  # the configuration refuses such weightings
+        mean = model_of(model, total, float(scales.sum()))
+        return self._round_of(replies, stacked(mean, len(replies)))
+
+    def _work_of(self, client: int) -> tuple[int, int]:
+        """Return the numbers of samples and of steps with which a client trains."""
+        samples = self._members.infos[client].samples
+        return samples, self._config.local_training.work_of(client, self._members.round, samples)[1]
+
+    def _counted(self, samples: int) -> int:
+        return counted(samples, limit((info.samples for info in self._members.infos.values()), self._terms.max_weight))
+
+    def _note_lost_state(self, client: int, reply: Trained) -> None:
+        if reply.lost_state:
+            self._members.note(client, "train", "it lost its state and started with a new one")
 
     def _check_length(self, reply: Trained, server: Server, received: State) -> None:
         """Refuse an update that its node should have clipped."""
@@ -149,12 +199,18 @@ class RemoteEngine:
         self._own_counts = {
             k: damped_counts(reply.counts["counts"], most) for k, reply in replies.items() if reply.counts
         }
-        largest = limit((info.samples for info in self._members.infos.values()), self._terms.max_weight)
+        model = Model(self._stack(r.model.params for r in own), self._stack(r.model.buffers for r in own))
+        return self._round_of(
+            replies, model, {name: self._stack(r.uploads[name] for r in own) for name in self._uploads}
+        )
+
+    def _round_of(self, replies: Mapping[int, Trained], model: Model, uploads: State | None = None) -> TrainedRound:
+        own = list(replies.values())
         updates = Updates(
             clients=torch.tensor(list(replies)),
-            model=Model(self._stack(r.model.params for r in own), self._stack(r.model.buffers for r in own)),
-            uploads={name: self._stack(r.uploads[name] for r in own) for name in self._uploads},
-            sizes=torch.tensor([counted(reply.samples, largest) for reply in own], device=self.device),
+            model=model,
+            uploads=uploads or {},
+            sizes=torch.tensor([self._counted(reply.samples) for reply in own], device=self.device),
             steps=torch.tensor([reply.steps for reply in own], device=self.device),
             lr=self._config.local_training.lr_in(self._members.round),
             epochs=self._config.epochs,
@@ -255,6 +311,11 @@ class RemoteEngine:
         notes = self._members.take_notes()
         found: dict[str, Any] = {"bytes_evaluate": spent} | ({"left_out": notes} if notes else {})
         return found | ({"repeated": self._members.repeated} if self._members.repeated else {})
+
+
+def last_used(states: KeptStates, client: int) -> int:
+    """Return the last round whose update of a client the server used; 0 if there is none."""
+    return int(states[client][USED]["round"]) if client in states else 0
 
 
 def _row(tree: Tree, row: int) -> Tree:

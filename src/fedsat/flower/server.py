@@ -148,7 +148,8 @@ def assemble(transport: Transport, config: Config, terms: Terms, run_id: str = "
     if known is not None:
         run = replace(known.run, settings=config.table())
     else:
-        run = replace(run, mean_samples=sum(counted(info.samples, most) for info in infos) / len(infos))
+        mean_samples = sum(counted(info.samples, most) for info in infos) / len(infos)
+        run = replace(run, mean_samples=mean_samples, most_samples=most or 0)
     if not run.mean:
         mean, std = pooled_moments(infos, terms.max_weight)
         run = replace(run, mean=mean, std=std)
@@ -198,7 +199,7 @@ def _gather(members: Members, config: Config, terms: Terms) -> None:
 
 
 def _check_terms(config: Config, terms: Terms) -> None:
-    simulated = [name for name in ("dropout", "stragglers", "attackers", "secure_aggregation") if getattr(config, name)]
+    simulated = [name for name in ("dropout", "stragglers", "attackers") if getattr(config, name)]
     if simulated:
         raise UsageError(f"{simulated[0]} is only available in simulations, not with real nodes; remove it")
     if config.privacy.active and (terms.test == "nodes" or config.client_accuracy != "expected"):

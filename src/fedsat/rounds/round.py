@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fedsat.algorithms import Algorithm, ClientWeights, Model, Server, Updates
 from fedsat.algorithms.base import client_updates
-from fedsat.errors import TrainingError
+from fedsat.errors import SkippedRoundError, TrainingError
 from fedsat.metrics import NO_DETAIL, ClassCounts, ClientAccuracy, Detail, Evaluation
 from fedsat.rounds.attacks import Attack
 from fedsat.rounds.local import TrainedRound
@@ -51,7 +51,10 @@ class Engine(Protocol):
         """The names of the classes."""
 
     def train(self, server: Server, clients: Indices, states: KeptStates, round_number: int) -> TrainedRound:
-        """Train the sampled clients; the result omits those that do not respond."""
+        """Train the sampled clients; the result omits those that do not respond.
+
+        A `SkippedRoundError` ends the round without a result.
+        """
 
     def evaluate_workers(self, updates: Updates, workers: Indices) -> ClassCounts:
         """Evaluate each client's model on its workers' samples; `workers` has one row of nodes per client."""
@@ -160,7 +163,11 @@ def run_round(engine: Engine, training: FederationState, sampling: Sampling, fau
         return skipped_round(number, sampled, count_down(algorithm, server, len(sampled)))
 
     with timed(seconds, "train", engine.device):
-        trained = engine.train(server, sampled[responds], training.states, number)
+        try:
+            trained = engine.train(server, sampled[responds], training.states, number)
+        except SkippedRoundError:
+            training.rounds = number
+            return skipped_round(number, sampled, count_down(algorithm, server, len(sampled)))
         trained = without_losses(trained) if protection.hides_losses else trained
         responded = trained.updates.clients.numpy()
         sent = faults.attack.send(server.model, trained.updates, faults.attackers, sampling.seed, number)

@@ -89,7 +89,8 @@ def model_of(start: Model, total: Words, scales: float) -> Model:
     parts = iter(np.split(mean, np.cumsum([tensor.numel() for tensor in _tensors(start)])[:-1]))
 
     def moved(tree: Tree) -> Tree:
-        return {name: _moved(tensor, next(parts)) for name, tensor in tree.items()}
+        found = {name: _moved(tree[name], next(parts)) for name in sorted(tree)}
+        return {name: found[name] for name in tree}
 
     return Model(moved(start.params), moved(start.buffers))
 
@@ -122,8 +123,8 @@ def _moved(tensor: Tensor, update: Floats) -> Tensor:
 
 
 def _tensors(model: Model) -> Iterator[Tensor]:
-    yield from model.params.values()
-    yield from model.buffers.values()
+    for tree in (model.params, model.buffers):
+        yield from (tree[name] for name in sorted(tree))
 
 
 def _row(tree: Tree, row: int) -> Tree:
