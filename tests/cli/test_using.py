@@ -80,7 +80,7 @@ def test_a_table_that_differs(capsys: pytest.CaptureFixture[str], patients: Path
     Path("new.csv").write_text("age,ward,ill\n50,a,True\n")
     assert "column 'outcome', the label, is missing" in fedsat(capsys, "evaluate", run, "new.csv")[2]
     np.save("x.npy", np.zeros((2, 3)))
-    assert "x.npy is no table, but the model was trained on one" in fedsat(capsys, "predict", run, "x.npy")[2]
+    assert "x.npy is not a table, but the model was trained on one" in fedsat(capsys, "predict", run, "x.npy")[2]
     assert "there is no file or folder gone.csv" in fedsat(capsys, "predict", run, "gone.csv")[2]
     assert "new.csv: samples can be read from image files" in fedsat(capsys, "predict", str(digits[0]), "new.csv")[2]
 

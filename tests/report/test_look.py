@@ -39,7 +39,7 @@ def test_a_division_without_skew_asks_for_nothing_but_fedavg() -> None:
     found = suggest(division(np.full((10, 2), 100)))
     assert [each.topic for each in found] == ["method"]
     assert "start with fedavg" in found[0].what
-    assert "0.00 from those of the whole" in found[0].why
+    assert "0.00 from the overall ones" in found[0].why
 
 
 def test_chance_is_not_taken_for_skew() -> None:

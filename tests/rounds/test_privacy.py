@@ -259,7 +259,7 @@ def test_real_nodes_add_their_noise_themselves() -> None:
         ({"algorithm": "fedsat:robust", "privacy": "local"}, "mostly noise"),
         ({"algorithm": "fedsat", "privacy": "central"}, "its weights depend on the clients' data"),
         ({"algorithm": {"name": "fedavg", "aggregator": "median"}, "privacy": "central"}, "not the mean"),
-        ({"algorithm": "scaffold", "privacy": "central"}, "other ways than through their mean"),
+        ({"algorithm": "scaffold", "privacy": "central"}, "more of the updates than their mean"),
         ({"algorithm": "fedavg", "budget": "8,1e-5"}, "budget is set, but privacy is 'none'"),
         ({"algorithm": "fedsat", "privacy": "local", "report_at_least": 5}, "noise hides rare classes"),
         ({"algorithm": "fedavg", "privacy": "local", "budget": "8"}, "it must be ε,δ such as 8,1e-5"),

@@ -87,7 +87,7 @@ def of_splits(
 
 
 def _splits(found: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the splits train, val and test, if there are such."""
+    """Return the splits train, val and test, if they exist."""
     splits = {NAMES.get(part, part): split for part, split in found.items()}
     if "train" not in splits:
         raise DataError(f"{name} has the splits {', '.join(found)}; it needs 'train'")

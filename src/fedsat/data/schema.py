@@ -34,7 +34,7 @@ MOST_CATEGORIES = 64
 BUCKETS = 32
 """Inputs of a hashed column."""
 LARGEST = 1e30
-"""Larger numbers would not be finite in float32 for long."""
+"""Larger numbers would soon overflow in float32."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Column:
     usual: str = ""
     """The most frequent value of a category or boolean, which stands for missing values; a number has its mean."""
     missing: bool = False
-    """Whether one more input tells where the value is missing."""
+    """Whether one more input marks missing values."""
 
     @classmethod
     def of(cls, values: pd.Series, *, hashed: bool) -> Column:
@@ -132,7 +132,7 @@ class Column:
 
     @property
     def fill(self) -> float:
-        """What stands for a missing value, as `read` returns it; a missing hashed text is in no bucket."""
+        """The replacement of a missing value, as `read` returns it; a missing hashed text is in no bucket."""
         if self.kind == "category":
             return float((*self.categories, self.usual).index(self.usual))
         if self.kind == "boolean":

@@ -51,7 +51,7 @@ def with_holdout(dataset: Dataset, share: float, seed: int) -> Dataset:
 def _part(dataset: Dataset, kept: Indices, held: Indices | None, setting: str, note: str) -> Dataset:
     """Return the dataset with the training samples `kept`, those held out as test set (if any), and the note added.
 
-    A table gets the schema of the training rows that are left, so that none of the others shows in its statistics.
+    A table gets the schema of the remaining training rows, so that its statistics reveal nothing about the others.
     """
     owners = None if dataset.owners is None else dataset.owners[kept]
     if owners is not None:

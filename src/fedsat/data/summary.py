@@ -50,7 +50,7 @@ class Summary:
     holders: Range
     """Clients per class."""
     balance: float
-    """Effective number of classes of the whole: m if all are equally frequent."""
+    """Effective number of classes over all clients: m if all are equally frequent."""
 
     @staticmethod
     def of(counts: Indices) -> Summary:
@@ -77,7 +77,7 @@ class Summary:
 
 
 def chance_skew(sizes: Indices, whole: NDArray[np.float64]) -> float:
-    """Return the mean total variation distance of clients with random samples from the whole.
+    """Return the mean total variation distance between clients with random samples and all clients together.
 
     A class share p of n samples has the variance p(1 − p)/n, and a normal variable the mean deviation √(2/π) σ.
     """

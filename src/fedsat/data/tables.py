@@ -213,7 +213,7 @@ def _read_file(path: Path) -> pd.DataFrame:
 
 
 def _read_csv(path: Path) -> pd.DataFrame:
-    """Read a CSV file; the header tells whether commas, semicolons or tabs separate the fields."""
+    """Read a CSV file; the header determines whether commas, semicolons or tabs separate the fields."""
     with gzip.open(path, "rt", **TEXT) if path.suffix == ".gz" else path.open(**TEXT) as file:
         line = file.readline()
         separator = max(",;\t", key=line.count)

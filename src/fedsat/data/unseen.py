@@ -1,4 +1,4 @@
-"""New samples for a trained model, from the files that people have: tables, image files, and arrays."""
+"""New samples for a trained model, from tables, image files or arrays."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _rows(paths: Sequence[Path], inputs: Inputs, labelled: bool) -> Unseen:
     frames = []
     for path in paths:
         if not tables.is_table(path):
-            raise UsageError(f"{path} is no table, but the model was trained on one; give .csv or .parquet files")
+            raise UsageError(f"{path} is not a table, but the model was trained on one; give .csv or .parquet files")
         with tables.about(path):
             frames.append(tables.read(path, Columns()))
             inputs.schema.encode(frames[-1][:1])  # names the file whose columns differ
@@ -99,7 +99,7 @@ def _image_files(path: Path) -> list[Path]:
 
 
 def _fitted(pictures: Sequence[Pixels], files: Sequence[Path], inputs: Inputs) -> NDArray[Any]:
-    """Return pictures with the channels of the model's inputs; grey ones may have to become three equal channels."""
+    """Return pictures with the channels of the model's inputs; greyscale ones get three equal channels if needed."""
     stacked = stack_pictures(pictures, lambda place: str(files[place]))
     if stacked.shape[1] == 1 and inputs.shape[0] == 3:
         return np.repeat(stacked, 3, axis=1)

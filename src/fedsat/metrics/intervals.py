@@ -29,7 +29,7 @@ LEVEL, RESAMPLES = 0.95, 1000
 BINS = 512
 """Bins of resampled scores; fewer than those of the histograms, which is faster and does not change the intervals."""
 TOGETHER = 1 << 24
-"""Most numbers of resampled counts at a time."""
+"""Largest number of resampled counts in memory at a time."""
 
 Interval = list[Any]
 """Low and high, or one such pair for each class or client; None where undefined."""

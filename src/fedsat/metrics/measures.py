@@ -1,7 +1,7 @@
 """Measures of a classifier, computed from counts: Z, TP and T of each class, and histograms of the scores.
 
-Every function takes `Counts` whose leading axes are anything: clients, resamples, or both. Measures of each class
-return [..., m], and are NaN for a class without test samples. The others return [...].
+Every function takes `Counts` with any leading axes: clients, resamples, or both. Measures of each class return
+[..., m], and are NaN for a class without test samples. The others return [...].
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class Metric:
     compared: bool = False
     """Whether comparisons show it as a column and a chart."""
     per: Literal["", "class", "client"] = ""
-    """Of what each number is, if there are several."""
+    """What each number refers to, if there are several."""
     detail: Detail = NO_DETAIL
     """What has to be counted for it besides the confusion matrix."""
     measure: str = ""
@@ -83,7 +83,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class Measure:
-    """What is measured, of each class or of all samples; the forms of it are metrics."""
+    """A quantity that is measured for each class or for all samples; its forms are metrics."""
 
     name: str
     label: str
@@ -150,7 +150,7 @@ FORMS: dict[str, str] = {
     "worst_client_": "the worst client",
     "client_gap_": "the difference of the best and the worst client",
 }
-"""Prefixes of a measure's name, such as `worst_class_f1`, and what the metric then is."""
+"""Prefixes of a measure's name, as in `worst_class_f1`, and what the resulting metric is."""
 
 
 def forms(measure: Measure) -> list[Metric]:
@@ -228,10 +228,10 @@ COMPARED = tuple(each for each in _TABLE if each.compared)
 LEADING = tuple(
     METRICS[name] for name in ("balanced_accuracy", "worst_class_recall", "accuracy", "worst_client_accuracy")
 )
-"""Those that tables show where classes are imbalanced: accuracy says little there, and is not the first."""
+"""The metrics that tables show if classes are imbalanced. Accuracy says little then, so it is not the first."""
 
 IMBALANCE = 1.5
-"""Test samples of the largest class over those of the smallest, from which on classes are imbalanced."""
+"""Ratio of the largest to the smallest class of the test set from which classes count as imbalanced."""
 
 
 def is_imbalanced(confusion: NDArray[Any]) -> bool:

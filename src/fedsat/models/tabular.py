@@ -16,9 +16,9 @@ from fedsat.options import Option
 class Tabular(nn.Module):
     """Embeddings of a table's columns, then fully connected layers with ELU.
 
-    The embedding of a row is the sum of a vector for each category that it has, and of a vector for each number, times
-    the number. As the inputs of a category are 0 and 1 (see `fedsat.data.Schema`), this is a matrix product, which the
-    stacked engine computes for all clients at once.
+    The embedding of a row is a sum: one vector for each of its categories, and one vector for each number, multiplied
+    by the number. As the inputs of a category are 0 and 1 (see `fedsat.data.Schema`), this is a matrix product, which
+    the stacked engine computes for all clients at once.
     """
 
     def __init__(
@@ -40,6 +40,6 @@ class Tabular(nn.Module):
         self.classifier = classifier(sizes[-1], classes, projection)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits of a batch."""
+        """Return the logits of a batch."""
         logits: Tensor = self.classifier(self.hidden(self.embedding(x.flatten(1))))
         return logits

@@ -57,7 +57,7 @@ def chart_data(groups: Sequence[Group]) -> dict[str, Any]:
 
 
 def curve_data(metric: Metric) -> dict[str, str]:
-    """How the chart of a metric is described."""
+    """The description of a metric's chart."""
     return {"name": metric.name, "title": metric.caption, "unit": metric.unit}
 
 

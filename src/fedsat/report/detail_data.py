@@ -1,7 +1,7 @@
 """The numbers of single classes and clients for the page: tables, ROC, precision-recall and reliability curves.
 
 Counts of runs that differ only in their seed are added up. Clients are those of the first run, because another seed
-divides the data in another way.
+divides the data differently.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def _numbers(result: MethodResult, target: float | None) -> dict[str, Any]:
 
 
 def _plain(value: float | None) -> str:
-    """A number without rounding that anyone could notice; nothing if there is none."""
+    """A number with as many digits as anyone needs; empty if there is none."""
     return "" if value is None else f"{value:.6g}"
 
 

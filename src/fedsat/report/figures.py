@@ -22,7 +22,7 @@ FORMATS = ("png", "svg", "pdf")
 FONTS: Any = {"pdf.fonttype": 42}
 """TrueType fonts in PDF files: publishers reject Type 3, which is Matplotlib's default."""
 LEGEND_ROWS = 20
-"""The most entries in a column of a legend."""
+"""The largest number of entries in a column of a legend."""
 
 
 def write_figures(groups: Sequence[Group], folder: Path) -> list[Path]:
@@ -59,7 +59,7 @@ def _figures(charts: Mapping[str, Any]) -> dict[str, Figure]:
 
 
 def _file_names(entries: Sequence[Entry]) -> list[str]:
-    """Labels as parts of file names, all of them different, also where upper and lower case are the same."""
+    """Labels as parts of file names, all different even where file systems ignore case."""
     names: list[str] = []
     for entry in entries:
         name = plain = file_name(entry["label"].replace(", ", "-").replace(" ", "-"))

@@ -122,7 +122,7 @@ def _bare(setting: str) -> str:
 
 
 def _changed(settings: Settings) -> list[str]:
-    """The settings without the default value that all runs share, or all runs with the same part, which is named."""
+    """Non-default settings that all runs share, or that all runs with the same part share; the label names the part."""
     found: dict[tuple[str, str], dict[str, None]] = {}
     for number, run in enumerate(settings.runs):
         defaults = flatten(completed(_parts_only(run.table)))

@@ -1,4 +1,4 @@
-"""A look at the data before training: who holds what, how skewed it is, and what that suggests."""
+"""A look at the data before training: who holds what, how skewed the data are, and what that suggests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedsat.experiment.config import Config
 from fedsat.report.suggestions import Division, Suggestion, suggest
 
 SHADES = " ░▒▓█"
-"""From no sample to as many as the largest cell has, on a logarithmic scale."""
+"""From no samples to as many as in the largest cell, on a logarithmic scale."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,9 +131,9 @@ def _skew(summary: Summary) -> str:
     largest, smallest = summary.class_size.high, summary.class_size.low
     ratio = f"{largest / smallest:,.3g} times as many samples as the smallest" if smallest else "samples, others none"
     return (
-        f"skew: {summary.skew:.2f}, the mean total variation distance between the class shares of a client and of the "
-        f"whole, from 0 (equal) to 1 (disjoint); {summary.chance:.2f} in a random division\n"
-        f"the whole: {summary.balance:.3g} effective classes; the largest class has {ratio}"
+        f"skew: {summary.skew:.2f}, the mean total variation distance between a client's class shares and the overall "
+        f"ones, from 0 (equal) to 1 (disjoint); {summary.chance:.2f} in a random division\n"
+        f"overall: {summary.balance:.3g} effective classes; the largest class has {ratio}"
     )
 
 

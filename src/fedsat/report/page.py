@@ -16,7 +16,7 @@ from fedsat.report.groups import Group, common_settings
 from fedsat.report.terms import EFFECTIVE_CLIENTS
 
 SCRIPTS = ("page.js", "page_detail.js", "page_controls.js")
-"""The charts, what follows a choice, and the choices."""
+"""The scripts: charts, details of what is chosen, and controls."""
 MAX_NAMES = 4
 """Maximum number of methods, and of datasets, in the title."""
 

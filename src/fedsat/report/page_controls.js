@@ -6,7 +6,7 @@ function drawShared() {
   drawClassCharts();
 }
 
-// Everything that depends on what is chosen.
+// Everything that depends on the choices.
 function follow() {
   drawAnswers();
   drawClassTable();

@@ -1,4 +1,4 @@
-// One method in detail, beside another: what is chosen (a method, another, a class, a client), and all that follows it.
+// One method in detail, beside another: the choices (a method, another, a class, a client), and all that depends on them.
 const focus = { other: null, class: 0, client: null };
 const first = () => +byId("method").value || 0;
 const chosen = () => DATA.groups[first()];
@@ -146,7 +146,7 @@ function drawClassTable() {
 
 // Lines of several groups: series are [group, points], points [x, y].
 function drawLines(id, series, { xs, ys = [0, 100], xlabel, xname, yname, describe, diagonal = false, dots = false }) {
-  if (!series.length) return empty(id, "Not known: no run with the counts of its scores, or too many classes.");
+  if (!series.length) return empty(id, "Not available: no run has counts of its scores, or there are too many classes.");
   const chart = frame(id, { xs, ys, xlabel, describe }), { svg, x, y } = chart;
   if (diagonal) add(svg, "line", { class: "axis", x1: x(0), y1: y(0), x2: x(100), y2: y(100), "stroke-dasharray": "4 3" });
   for (const [g, points] of series) {
@@ -213,7 +213,7 @@ function drawClientTable() {
   const groups = pair().filter((g) => DATA.groups[g].each_client && sameData(g)), own = federation();
   if (!chosen().each_client) {
     byId("each_client").replaceChildren();
-    return title("each_client-note", "The accuracies of single clients are not known: the run is not finished, or there are too many.");
+    return title("each_client-note", "The accuracies of single clients are not available: the run is not finished, or there are too many clients.");
   }
   const columns = [{ label: "client" }, ...(own ? [{ label: "samples" }, { label: "classes" }] : [])];
   for (const g of groups) columns.push({ label: `accuracy %, ${DATA.groups[g].label}` });

@@ -72,7 +72,7 @@ def suggest(division: Division) -> list[Suggestion]:
 
 def _method(division: Division, summary: Summary) -> Suggestion:
     scale = "(0: equal, 1: disjoint)"
-    distance = f"the class shares of a client are {summary.skew:.2f} from those of the whole on average {scale}"
+    distance = f"a client's class shares are on average {summary.skew:.2f} from the overall ones {scale}"
     random = f"{summary.chance:.2f} in a random division of these sizes"
     if not _skewed(summary) and not _uneven(summary):
         why = (
@@ -85,7 +85,7 @@ def _method(division: Division, summary: Summary) -> Suggestion:
     missing = f", and half of the clients lack at least {lacking} of {classes} classes" if lacking else ""
     why = f"{distance}{missing}; FedAvg's clients then unlearn each other's classes"
     if not _skewed(summary):
-        why = "the largest class has many times as many samples as the smallest, which FedAvg then seldom predicts"
+        why = "the largest class has many times as many samples as the smallest, so FedAvg rarely predicts the smallest"
     return Suggestion("method", "compare fedsat with fedavg and scaffold", why,
                       (("methods", "fedavg,scaffold,fedsat"),))  # fmt: skip
 
@@ -106,7 +106,10 @@ def _workers(division: Division) -> Iterator[Suggestion]:
         yield Suggestion("workers", "fedsat-pwa: leave out FedSat's weights, or sample fewer clients", why)
         return
     needed = workers_needed((division.counts > 0).sum(axis=0), division.clients)
-    why = f"any {needed} nodes together hold every class in at least {SURE:.0%} of draws; each one more is a download"
+    why = (
+        f"{needed} random nodes together hold every class in at least {SURE:.0%} of draws; "
+        "every further worker is another download"
+    )
     if needed > nodes:
         why = f"{needed} nodes would be needed to hold every class in {SURE:.0%} of draws, but only {nodes} are free"
     wanted = min(needed, nodes)

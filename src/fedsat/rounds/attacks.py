@@ -102,7 +102,7 @@ def triggered(samples: NDArray[Any], among: NDArray[Any]) -> NDArray[Any]:
 
 @dataclass(frozen=True)
 class FalseUpdate(Attack):
-    """Base of attacks that replace the update θ_k − Θ."""
+    """Base class of attacks that replace the update θ_k − Θ."""
 
     def send(self, start: Model, updates: Updates, attackers: Indices, seed: int, round_number: int) -> Updates:
         """Replace the attackers' parameters; their buffers stay those of honest training."""
@@ -208,7 +208,7 @@ class KillClass(FalseUpdate):
 
 @dataclass(frozen=True)
 class Collusion(FalseUpdate):
-    """Base of attacks in which all attackers send the same update, computed from the honest updates."""
+    """Base class of attacks in which all attackers send the same update, computed from the honest updates."""
 
     def send(self, start: Model, updates: Updates, attackers: Indices, seed: int, round_number: int) -> Updates:
         """Replace the attackers' parameters; without honest clients in the round, their own updates are used."""
@@ -233,7 +233,7 @@ class Collusion(FalseUpdate):
 class LittleIsEnough(Collusion):
     """Attackers send mean + z · standard deviation of the honest updates (Baruch et al. 2019, A Little Is Enough).
 
-    No coordinate is unusual, but all err in the same direction in every round.
+    No coordinate is unusual, but all of them are off in the same direction in every round.
     """
 
     z: Annotated[float, Option("standard deviations away from the mean; may be negative")] = 1.5

@@ -33,14 +33,14 @@ DELTA = 1e-5
 
 @dataclass(frozen=True)
 class Budget:
-    """The most that a run may spend."""
+    """The privacy that a run may spend."""
 
     epsilon: float = math.inf
     delta: float = DELTA
 
     @staticmethod
     def of(text: str) -> Budget:
-        """Read `ε,δ`; an empty text is no limit."""
+        """Read `ε,δ`; an empty text means no limit."""
         if not text:
             return Budget()
         try:
@@ -116,7 +116,7 @@ def _asked(seed: int, number: int, clients: int, per_round: int, workers: int) -
 def central_epsilon(clients: int, per_round: int, noise: float, rounds: int, delta: float) -> float:
     """Return ε of `rounds` noised means over samples without replacement.
 
-    The bound for samples can exceed the bound without sampling when there is little noise. Both hold.
+    With little noise, the bound for samples can exceed the bound without sampling. Both hold, so the smaller counts.
     """
     accounting = _accounting()
     gaussian = accounting.GaussianDpEvent(noise)
@@ -125,7 +125,7 @@ def central_epsilon(clients: int, per_round: int, noise: float, rounds: int, del
 
 
 def local_epsilon(privacy: Local, updates: int, reports: int, delta: float) -> float:
-    """Return ε of a client that sent so many updates and reports."""
+    """Return ε of a client that sent these numbers of updates and reports."""
     return gaussian_epsilon(((privacy.dp_noise, updates), (privacy.dp_counts, reports)), delta)
 
 

@@ -24,7 +24,7 @@ GRID = 2.0**20
 """Grid steps per standard deviation of secure noise on real numbers."""
 
 CHUNK = 2**18
-"""Candidates that are drawn at once."""
+"""Number of candidates that are drawn at once."""
 
 
 class Source:

@@ -55,12 +55,12 @@ class Privacy:
 
     @property
     def longest(self) -> float:
-        """How long an update θ_k − Θ' can be that a client sends."""
+        """The largest norm of an update θ_k − Θ' that a client sends."""
         return math.inf
 
     @property
     def largest_count(self) -> float:
-        """The largest number in an honest report that has noise."""
+        """The largest number in an honest report with noise."""
         return math.inf
 
     def send(self, known: Tree, params: Tree, sources: Sequence[Source]) -> Tree:
@@ -101,7 +101,7 @@ Noise = Annotated[
 
 @dataclass(frozen=True)
 class Clipped(Privacy):
-    """Base of privacy by clipped updates."""
+    """Base class of privacy by clipped updates."""
 
     active: ClassVar[bool] = True
 
@@ -150,7 +150,7 @@ class Local(Clipped):
             "standard deviation of the noise on a worker's counts, relative to what its samples can change", above=0
         ),
     ] = 10.0
-    dp_samples: Annotated[int, Option("samples on which a worker evaluates models, at most", at_least=1)] = 100
+    dp_samples: Annotated[int, Option("largest number of samples on which a worker evaluates models", at_least=1)] = 100
 
     def refuse(self, algorithm: Algorithm) -> str | None:
         """Refuse weightings that look at single reports, which are mostly noise."""
@@ -179,7 +179,7 @@ class Local(Clipped):
 
     @property
     def largest_count(self) -> float:
-        """M plus eight standard deviations, which noise exceeds once in 10¹⁵ times."""
+        """M plus eight standard deviations, which the noise exceeds with probability 10⁻¹⁵."""
         return self.dp_samples + 8 * self.dp_counts * self.count_sensitivity
 
     @property
@@ -231,7 +231,7 @@ class Central(Clipped):
         return self.dp_clip
 
     def refuse(self, algorithm: Algorithm) -> str | None:
-        """Refuse what uses clients' data in other ways than through one mean with public weights."""
+        """Refuse methods that use more of the clients' data than one mean with public weights."""
         if not algorithm.weighting.public:
             return (
                 "its weights depend on the clients' data, so one client changes the share of all others; "
@@ -240,7 +240,7 @@ class Central(Clipped):
         if type(algorithm.aggregator) is not Aggregator:
             return "its aggregator is not the mean, so the noise would not cover what one client can change"
         if not algorithm.uses_mean_only:
-            return "its server uses the updates in other ways than through their mean; use --privacy local"
+            return "its server uses more of the updates than their mean; use --privacy local"
         return super().refuse(algorithm)
 
     def release(self, start: Model, updates: Updates, weights: Tensor, source: Source) -> Updates:

@@ -49,7 +49,7 @@ def why_not(algorithm: Algorithm) -> str | None:
     if type(algorithm.aggregator) is not Aggregator:
         return "its aggregator compares single updates; use the mean"
     if not algorithm.uses_mean_only:
-        return "its server uses the updates in other ways than through their mean"
+        return "its server uses more of the updates than their mean"
     _, uploads = rehearse(algorithm, Model({"w": torch.ones(1)}, {}))
     further = sorted(name for name, tree in uploads.items() if tree)
     return f"clients also upload {', '.join(further)}" if further else None
