@@ -147,6 +147,21 @@ class Updates:
     optimizer: SGD = SGD()
     """The clients' local optimizer."""
 
+    def take(self, order: list[int]) -> Updates:
+        """Return the clients at the given positions, in that order."""
+
+        def taken(tree: Tree) -> Tree:
+            return tree_map(lambda tensor: tensor[order], tree)
+
+        return replace(
+            self,
+            clients=self.clients[order],
+            model=Model(taken(self.model.params), taken(self.model.buffers)),
+            uploads={name: taken(tree) for name, tree in self.uploads.items()},
+            sizes=self.sizes[order],
+            steps=self.steps[order],
+        )
+
 
 @dataclass(frozen=True)
 class Algorithm:

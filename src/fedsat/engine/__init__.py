@@ -1,7 +1,17 @@
-"""Engines: train the clients of a round one after another, or all at once on a CPU or GPU."""
+"""Engines: train the clients of a round one after another, all at once on a CPU or GPU, or on several GPUs."""
 
 from fedsat.engine.choose import EngineName, Precision, make_engine
 from fedsat.engine.sequential import SequentialEngine
+from fedsat.engine.shared import LocalEngine, Peer, SharedEngine
 from fedsat.engine.stacked import StackedEngine
 
-__all__ = ["EngineName", "Precision", "SequentialEngine", "StackedEngine", "make_engine"]
+__all__ = [
+    "EngineName",
+    "LocalEngine",
+    "Peer",
+    "Precision",
+    "SequentialEngine",
+    "SharedEngine",
+    "StackedEngine",
+    "make_engine",
+]

@@ -152,7 +152,9 @@ class Config:
             "train the clients of a round at once (stacked), one by one (sequential), or whichever the model allows"
         ),
     ] = "auto"
-    device: Annotated[str, Option("auto, cpu, cuda or cuda:1")] = "auto"
+    device: Annotated[
+        str, Option("auto, cpu, cuda, cuda:1, or cuda:all to share each round's clients among all GPUs")
+    ] = "auto"
     precision: Annotated[Precision, Option("precision of the training; bf16 is faster on a GPU")] = "float32"
     checkpoint_every: Annotated[
         int | None,

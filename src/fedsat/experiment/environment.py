@@ -14,17 +14,30 @@ import torch
 from fedsat.errors import UsageError
 from fedsat.version import __version__
 
+DEVICES = "auto, cpu, cuda, cuda:N, cuda:all, or a list such as cuda:0,cuda:1"
+
+
+def pick_devices(names: str) -> list[torch.device]:
+    """Return the devices to train on: one, those of a list such as `cuda:0,cuda:2`, or all GPUs with `cuda:all`."""
+    if names == "cuda:all":
+        names = ",".join(f"cuda:{index}" for index in range(torch.cuda.device_count())) or "cuda"
+    devices = [pick_device(name.strip()) for name in names.split(",")]
+    on_gpus = [device.index or 0 for device in devices if device.type == "cuda"]
+    if len(set(on_gpus)) < len(on_gpus) or 0 < len(on_gpus) < len(devices):
+        raise UsageError(f"device is {names!r}; several devices must be different GPUs, or all be cpu")
+    return devices
+
 
 def pick_device(name: str) -> torch.device:
-    """Return the device to train on; `auto` is the GPU if there is one."""
+    """Return the device of this name; `auto` is the GPU if there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise UsageError(f"device is {name!r}; it must be auto, cpu, cuda or cuda:N") from error
+        raise UsageError(f"device is {name!r}; it must be {DEVICES}") from error
     if device.type not in ("cpu", "cuda") or (device.type == "cpu" and device.index):
-        raise UsageError(f"device is {name!r}; it must be auto, cpu, cuda or cuda:N")
+        raise UsageError(f"device is {name!r}; it must be {DEVICES}")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UsageError(f"device is {name!r}, but torch finds {torch.cuda.device_count()} CUDA devices here")
     return device

@@ -14,7 +14,7 @@ from fedsat.errors import FedsatError, UsageError
 from fedsat.experiment.checkpoint import FOLDER, Checkpoint, Checkpoints, RunState, checkpointed_rounds
 from fedsat.experiment.client_states import StateFolder
 from fedsat.experiment.config import Config, complete, read
-from fedsat.experiment.environment import environment, pick_device
+from fedsat.experiment.environment import environment, pick_devices
 from fedsat.experiment.folder import (
     BEST_MODEL,
     CONFIG,
@@ -65,7 +65,7 @@ def restore(
     checkpoints = Checkpoints.of(path, wanted.checkpoint_every) if kept else None
     if checkpoints is None:
         raise UsageError(f"{path} was run without checkpoints and cannot be resumed")
-    device = pick_device(wanted.device)
+    device = pick_devices(wanted.device)[0]
     states = StateFolder(path, wanted.state_memory, device)
     checkpoint, notes = _newest(checkpoints, device, states)
     if checkpoint is None:

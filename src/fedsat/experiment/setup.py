@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import torch
 
 from fedsat import data
-from fedsat.engine import make_engine
+from fedsat.engine import LocalEngine, Peer, SharedEngine, make_engine
 from fedsat.errors import UsageError
 from fedsat.experiment.callbacks import Callback
 from fedsat.experiment.config import Config
-from fedsat.experiment.environment import pick_device
+from fedsat.experiment.environment import pick_devices
 from fedsat.experiment.stopping import TEST, USUAL, Criterion, EarlyStopping, PrivacyBudget, TimeBudget
 from fedsat.experiment.trackers import Tracker, find_trackers
 from fedsat.metrics import CHOICES, METRICS, NO_DETAIL, Metric, find_metrics
@@ -123,11 +125,12 @@ class Setup:
     @staticmethod
     def of(config: Config) -> Setup:
         """Load the data, split it, build the model and the engine."""
-        device, metrics, trackers = (
-            pick_device(config.device),
+        devices, metrics, trackers = (
+            pick_devices(config.device),
             find_metrics(config.metrics),
             find_trackers(config.track),
         )
+        device = devices[0]
         if device.type == "cuda" and device.index is not None:
             torch.cuda.set_device(device)  # graphs and Triton kernels go to the current device, wherever tensors are
         dataset = config.load_dataset()
@@ -147,10 +150,27 @@ class Setup:
         engine.class_mixes = federation.reported_mixes
         notes = [text for text in (dataset.note, note) if text]
         faults = Faults(config.dropout, config.max_norm, config.attack, attackers)
+        shared = engine if len(devices) == 1 else SharedEngine(engine, peers(config, devices[1:]))
         inputs, validates = data.Inputs.of(dataset), federation.validated and not config.privacy.active
         return Setup(
-            config, federation, engine, device, inputs, notes, faults, metrics, validates=validates, trackers=trackers
+            config, federation, shared, device, inputs, notes, faults, metrics, validates=validates, trackers=trackers
         )
+
+
+def peers(config: Config, devices: Sequence[torch.device]) -> list[Peer]:
+    """Start a process for each device, with an engine for the same run."""
+    table, threads = (
+        {**config.table(), "dataset": config.dataset},
+        max(1, torch.get_num_threads() // (1 + len(devices))),
+    )
+    return [Peer(partial(engine_on, {**table, "device": str(device)}), device, threads) for device in devices]
+
+
+def engine_on(table: dict[str, Any]) -> LocalEngine:
+    """Return the engine of a run that trains on one device, from the run's table of settings."""
+    engine = Setup.of(Config.of(table)).engine
+    assert isinstance(engine, LocalEngine)
+    return engine
 
 
 def on_nodes(chosen: Iterable[Metric]) -> list[Metric]:

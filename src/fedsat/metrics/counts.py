@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,6 +38,19 @@ class ClassCounts:
             vector.masked_fill(gone, 0) for vector in (self.predicted, self.correct, self.labels)
         )
         return ClassCounts(predicted, correct, labels, self.workers)
+
+    def take(self, order: list[int]) -> ClassCounts:
+        """Return the reports on the models at the given positions, in that order."""
+        workers = None if self.workers is None else self.workers[order]
+        return ClassCounts(self.predicted[order], self.correct[order], self.labels[order], workers)
+
+    @staticmethod
+    def of(parts: Sequence[ClassCounts]) -> ClassCounts:
+        """Join the reports on several models."""
+        predicted, correct, labels = (
+            torch.cat([getattr(part, name) for part in parts]) for name in ("predicted", "correct", "labels")
+        )
+        return ClassCounts(predicted, correct, labels)
 
     @staticmethod
     def from_confusion(counts: Tensor) -> ClassCounts:

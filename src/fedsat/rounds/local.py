@@ -70,20 +70,8 @@ class TrainedRound:
 
     def take(self, order: list[int]) -> TrainedRound:
         """Return the clients at the given positions, in that order."""
-
-        def taken(tree: Tree) -> Tree:
-            return tree_map(lambda tensor: tensor[order], tree)
-
-        updates = self.updates
-        moved = replace(
-            updates,
-            clients=updates.clients[order],
-            model=Model(taken(updates.model.params), taken(updates.model.buffers)),
-            uploads={name: taken(tree) for name, tree in updates.uploads.items()},
-            sizes=updates.sizes[order],
-            steps=updates.steps[order],
-        )
-        return TrainedRound(moved, [self.states[place] for place in order], taken(self.meters))
+        meters = tree_map(lambda tensor: tensor[order], self.meters)
+        return TrainedRound(self.updates.take(order), [self.states[place] for place in order], meters)
 
     @staticmethod
     def of(parts: Sequence[TrainedRound]) -> TrainedRound:
