@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -56,12 +57,14 @@ def main() -> None:
     parser.add_argument("--precision", choices=["float32", "bf16"], default="float32")
     parser.add_argument("--clients", type=int, default=SAMPLING.per_round, help="clients sampled per round")
     parser.add_argument("--workers", type=int, default=SAMPLING.workers)
+    parser.add_argument("--worker-samples", type=int, default=0, help="samples on which a worker evaluates; 0: all")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--kernels", type=int, default=0, help="number of GPU kernels to list")
     asked = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     load, sampling = WORKLOADS[asked.workload], Sampling(asked.clients, asked.workers, SAMPLING.seed)
-    federation = Federation.build(dataset(load), load.partition, CLIENTS, 0)
+    whole = Federation.build(dataset(load), load.partition, CLIENTS, 0)
+    federation = replace(whole, worker_samples=asked.worker_samples)
     for method in asked.methods:
         module = build_model(load.model, federation.dataset.input_shape, 10, 0)
         engine, _ = make_engine(
