@@ -13,6 +13,8 @@ from pathlib import Path
 
 from turns import MARK
 
+from fedsat.flower.processes import QUIET
+
 HERE = Path(__file__).parent
 OWN = HERE.parent / ".venv-bench" / "bin" / "python"
 PYTHON = OWN if OWN.exists() else Path(sys.executable)
@@ -31,7 +33,7 @@ class Peer:
             stdout=subprocess.PIPE,
             stderr=self._log,
             text=True,
-            env={**os.environ, "PYTHONPATH": f"{HERE}:{HERE.parent / 'src'}", "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "PYTHONPATH": f"{HERE}:{HERE.parent / 'src'}", "OMP_NUM_THREADS": "1", **QUIET},
         )
         self.name, self._loss = self._answer(), float("nan")
 

@@ -4,6 +4,11 @@
     python -m reproduction.robustness --jobs 8              # runs what results/robustness.csv does not have yet
     python -m reproduction.robustness --page                # only writes docs/measurements/robustness.md
 
+Trials, to choose a defence (about two seconds a run), have seeds and a file of their own:
+
+    python -m reproduction.robustness --dataset mnist-mini --model mlp --rounds 30 --first-seed 100 \\
+        --results trials.csv --document trials.md
+
 Every run is a row of the file, appended when it ends. The same command continues where it was stopped, and shards
 (`--shard 0/4` … `--shard 3/4`) may append to one file at the same time. The most informative runs come first.
 """
@@ -27,13 +32,17 @@ import torch
 from filelock import FileLock
 
 import fedsat
+from fedsat.data import Split
+from fedsat.engine.base import BaseEngine
+from fedsat.engine.evaluate import Counter
+from fedsat.engine.examples import Examples
 from fedsat.experiment.config import Config
 from fedsat.experiment.environment import environment
 from fedsat.experiment.folder import write_whole
 from fedsat.experiment.parts import method_parts
 from fedsat.experiment.settings import override
 from fedsat.metrics import RoundRecord
-from fedsat.rounds.attacks import FalseUpdate
+from fedsat.rounds.attacks import Backdoor, FalseUpdate, triggered
 from fedsat.tree import Tree, tree_map
 
 SPLITS: dict[str, dict[str, Any]] = {
@@ -42,7 +51,19 @@ SPLITS: dict[str, dict[str, Any]] = {
 }
 ABSENT = "absent"
 """No attack: all updates of the attackers are refused. A perfect filter would lose as much accuracy."""
-ATTACKS = ["label-flip", "sign-flip", "scale", "noise", "free-rider", "lying-worker", ABSENT]
+ATTACKS = [
+    "label-flip",
+    "sign-flip",
+    "scale",
+    "noise",
+    "free-rider",
+    "lying-worker",
+    "kill-class",
+    "alie",
+    "ipm",
+    "backdoor",
+    ABSENT,
+]
 DEFENCES = [
     "fedavg",
     "fedavg+median",
@@ -103,7 +124,7 @@ class Case:
         return tuple(str(value) for value in asdict(self).values())
 
 
-MEASURED = ("accuracy", "worst_recall", "attackers_weight", "attackers_left_out", "honest_left_out")
+MEASURED = ("accuracy", "worst_recall", "backdoor", "attackers_weight", "attackers_left_out", "honest_left_out")
 COLUMNS = [
     *Case.__dataclass_fields__,
     "status",
@@ -133,7 +154,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--dataset", default="mnist")
     parser.add_argument("--model", default="lenet5")
     parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--seeds", type=int, default=3, help="number of seeds, starting at 0")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds")
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--fractions", type=float, nargs="+", default=[0.2, 0.3, 0.1], help="shares of attackers")
     parser.add_argument("--splits", nargs="+", default=list(SPLITS), choices=SPLITS)
     parser.add_argument("--attacks", nargs="+", default=ATTACKS, choices=ATTACKS)
@@ -150,7 +172,8 @@ def arguments() -> argparse.Namespace:
 
 def wanted(given: argparse.Namespace) -> Iterator[Case]:
     """Return all cases, the most informative first: seed by seed, the clean runs before the attacks."""
-    for fraction, seed in itertools.product(given.fractions, range(given.seeds)):
+    seeds = range(given.first_seed, given.first_seed + given.seeds)
+    for fraction, seed in itertools.product(given.fractions, seeds):
         common = (given.dataset, given.model, given.rounds)
         pairs = list(itertools.product(given.splits, given.defences))
         if fraction == given.fractions[0]:
@@ -191,10 +214,11 @@ def run_case(case: Case, device: str, deadline: float) -> Row | None:
     began = time.perf_counter()
     config = Config.of({**case.config.table(), "device": device})
     run = fedsat.prepare(config)
-    status, accuracy, worst = "completed", "", ""
+    status, accuracy, worst, backdoor = "completed", "", "", None
     try:
         fedsat.train(run)
         accuracy, worst = (run.summary["last_ten"][name] for name in ("accuracy", "worst_class_recall"))
+        backdoor = backdoor_success(run)
     except fedsat.TrainingError:
         status = f"diverged in round {run.training.rounds + 1}"
     made = environment(run.setup.device)
@@ -203,10 +227,25 @@ def run_case(case: Case, device: str, deadline: float) -> Row | None:
         "status": status,
         "accuracy": accuracy,
         "worst_recall": worst,
+        "backdoor": "" if backdoor is None else backdoor,
         **shares(run.records, set(run.setup.faults.attackers.tolist())),
         "seconds": f"{time.perf_counter() - began:.1f}",
         **{name: made[name] for name in ("fedsat", "torch", "device")},
     }
+
+
+def backdoor_success(run: fedsat.Run) -> float | None:
+    """Return how often the final model predicts the target for a test sample of another class with the trigger."""
+    engine, attack = run.setup.engine, run.setup.config.attack
+    if not isinstance(attack, Backdoor) or not isinstance(engine, BaseEngine):
+        return None
+    dataset = engine.federation.dataset
+    others = dataset.test.labels != attack.target
+    marked = Split(triggered(dataset.test.images[others], dataset.train.images), dataset.test.labels[others])
+    dtype = next(iter(run.model.params.values())).dtype
+    examples = Examples(marked, dataset, engine.device, dtype)
+    confusion = Counter(engine.network, examples, dataset.classes, batch=1000).evaluate(run.model).confusion
+    return float(confusion[:, attack.target].sum() / confusion.sum())
 
 
 def shares(records: Sequence[RoundRecord], attackers: set[int]) -> Row:

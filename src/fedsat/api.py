@@ -165,10 +165,10 @@ def tune(
 
 
 def look(**settings: Any) -> Look:
-    """Look at the data of a run before training: who holds what, how skewed it is, and what that suggests.
+    """Look at a run's data before training: who holds what, how skewed the data are, and what that suggests.
 
-    Takes the settings of `configure`. The result shows itself in notebooks; `summary` has the numbers, `suggestions`
-    the advice, and `draw(path)` writes the picture.
+    Takes the settings of `configure`. Notebooks display the result. Its `summary` has the numbers, `suggestions` has
+    the advice, and `draw(path)` writes the figure.
     """
     return Look.at(configure(**settings))
 
@@ -247,7 +247,7 @@ def _named(settings: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 
 def _of_every_method(named: Sequence[tuple[str, Any]]) -> Given:
-    """Return those of the settings that do not depend on the method."""
+    """Return the settings that do not depend on the method."""
     return Given([(key, value) for key, value in named if key in options_of(Config)])
 
 

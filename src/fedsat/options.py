@@ -211,7 +211,7 @@ class Registry(Generic[T]):
 
     @property
     def offers(self) -> dict[str, EntryPoint]:
-        """The parts of other packages by name; names that fedsat has itself keep their meaning."""
+        """The parts of other packages by name, except names that fedsat itself uses."""
         own = {*self._entries, *self._aliases}
         return {name: point for name, point in offers(self.group).items() if name not in own}
 

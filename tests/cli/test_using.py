@@ -70,6 +70,37 @@ def test_a_table(capsys: pytest.CaptureFixture[str], patients: Path) -> None:
     assert (code, [rows("both.csv")[place]["row"] for place in (0, 90)]) == (0, ["patients.csv:1", "patients.csv:1"])
 
 
+def test_a_wanted_sensitivity(capsys: pytest.CaptureFixture[str], patients: Path) -> None:
+    run, table = str(patients / "run"), str(patients / "patients.csv")
+    predictor = library.load(run).predictor()
+    assert predictor.info.thresholds is not None
+    held = predictor.info.thresholds.samples
+    code, out, err = fedsat(capsys, "predict", run, table, "--sensitivity", "True=0.8")
+    assert (code, err) == (0, "")
+    threshold = predictor.thresholds({"True": 0.8})[1]
+    assert f"threshold: True if p(True) is at least {threshold:.3g} ({held[1]} validation samples: only" in out
+    found = rows("predictions.csv")
+    assert list(found[0]) == ["row", "predicted", "decided_by", "p(False)", "p(True)"]
+    for row in found:
+        reached = float(row["p(True)"]) >= threshold
+        assert (row["predicted"], row["decided_by"]) == (("True", "threshold") if reached else ("False", "probability"))
+
+    code, out, err = fedsat(capsys, "evaluate", run, table, "--sensitivity", "True=0.8", "--out", "results.json")
+    assert (code, err) == (0, "")
+    results = json.loads(Path("results.json").read_text())
+    assert results["thresholds"] == {"True": threshold}
+    assert np.sum(results["confusion"], 0)[1] == sum(row["predicted"] == "True" for row in found)
+    assert "it takes a share or class=share" in fedsat(capsys, "predict", run, table, "--sensitivity", "high")[2]
+    assert "unknown class 'ill'" in fedsat(capsys, "predict", run, table, "--sensitivity", "ill=0.9")[2]
+
+
+def test_thresholds_need_validation_samples(capsys: pytest.CaptureFixture[str], digits: tuple[Path, Any]) -> None:
+    np.save("x.npy", digits[1].images[:2])
+    code, _, err = fedsat(capsys, "predict", str(digits[0]), "x.npy", "--sensitivity", "0.9")
+    assert code == 2
+    assert "has no thresholds: they need a completed run with validation samples, such as --validation 0.2" in err
+
+
 def test_a_table_that_differs(capsys: pytest.CaptureFixture[str], patients: Path, digits: tuple[Path, Any]) -> None:
     run, table = str(patients / "run"), patients / "patients.csv"
     Path("other.csv").write_text(table.read_text().replace(",ward,", ",station,"))
@@ -132,7 +163,7 @@ def test_arrays(capsys: pytest.CaptureFixture[str], digits: tuple[Path, Any]) ->
     assert (code, err) == (0, "")
     assert "contains x; expected x and y or images and labels" in fedsat(capsys, "evaluate", str(run), "x.npz")[2]
     assert "an .npz file with x and y" in fedsat(capsys, "evaluate", str(run), "x.npy")[2]
-    assert "keep is for tables" in fedsat(capsys, "predict", str(run), "x.npy", "--keep", "id")[2]
+    assert "the samples are not a table" in fedsat(capsys, "predict", str(run), "x.npy", "--keep", "id")[2]
     np.savez("far.npz", x=test.images[:2], y=[0, 10])
     assert (
         "far.npz: a label is 10; with 10 classes, the largest is 9"

@@ -140,6 +140,25 @@ def test_rare_classes_are_not_reported() -> None:
     assert federation.reported_mixes.tolist() == [[3, 0, 0], [0, 0, 3]]
 
 
+def test_samples_of_workers() -> None:
+    """Of client 0's classes 0 0 0 0 1 1 1 2, four samples are two of class 0, one or two of class 1, none of class 2.
+
+    4 · (4, 3, 1) / 8 = (2, 1.5, 0.5): the fourth sample goes to class 1, the first of those with the largest remainder.
+    """
+    labels = np.array([0, 0, 0, 0, 1, 1, 1, 2, 2, 2, 2])
+    whole = Federation(dataset(labels, 3), np.arange(11), np.array([0, 8, 11]), seed=5)
+    assert whole.judging_indices(0).tolist() == list(range(8))
+    federation = replace(whole, worker_samples=4)
+    taken = federation.judging_indices(0)
+    assert labels[taken].tolist() == [0, 0, 1, 1]
+    assert taken.tolist() == federation.judging_indices(0).tolist()
+    assert federation.judging_indices(1).tolist() == [8, 9, 10]
+    assert federation.reported_indices(0).tolist() == list(range(8))
+    assert any(taken.tolist() != replace(federation, seed=s).judging_indices(0).tolist() for s in range(5))
+    rare = replace(federation, worker_samples=3, report_at_least=2)  # (1.5, 1.125, 0.375) becomes (2, 1, 0)
+    assert labels[rare.judging_indices(0)].tolist() == [0, 0]
+
+
 def test_chance_skew_by_hand() -> None:
     """Two equally frequent classes and 100 samples: each share deviates by √(2/π · 0.25/100) on average."""
     assert Summary.of(np.full((3, 2), 50)).chance == pytest.approx(sqrt(2 / pi * 0.25 / 100))

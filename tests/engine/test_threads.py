@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import fedsat
-from fedsat.engine.threads import BLOCK, BLOCKS, ThreadChoice
+from fedsat.engine.threads import BLOCK, BLOCKS, WINDOW, ThreadChoice
 
 TRIAL = 2 * BLOCK * BLOCKS
 """Steps until the choice is made."""
@@ -52,6 +52,37 @@ def test_the_faster_number_is_kept(one: float, two: float, chosen: int) -> None:
     with choice.applied():
         assert torch.get_num_threads() == chosen
     assert torch.get_num_threads() == 2
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_another_trial_follows_when_the_pace_changes() -> None:
+    """At first two threads are faster. Then another program needs the cores, and later it ends."""
+    machine = Machine({1: 2.0, 2: 1.0})
+    choice = ThreadChoice(nn.Linear(2, 2), machine.clock)
+    with choice.applied():
+        for seconds, chosen in (({1: 2.0, 2: 1.0}, 2), ({1: 4.0, 2: 9.0}, 1), ({1: 1.5, 2: 1.0}, 2)):
+            machine.seconds = seconds
+            for _ in range(WINDOW + TRIAL):
+                choice.take(machine.step)
+            assert choice.chosen == chosen
+            trials = len(machine.used)
+            machine.seconds = {number: 1.9 * each for number, each in seconds.items()}  # not twice as slow: no trial
+            for _ in range(2 * WINDOW):
+                choice.take(machine.step)
+            assert machine.used[trials:] == [chosen] * 2 * WINDOW
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_steps_of_fewer_lanes_are_no_reason_for_a_trial() -> None:
+    machine = Machine({1: 8.0, 2: 4.0})
+    choice = ThreadChoice(nn.Linear(2, 2), machine.clock)
+    with choice.applied():
+        for _ in range(TRIAL):
+            choice.take(machine.step, lanes=4)
+        machine.seconds = {1: 2.0, 2: 1.0}
+        for _ in range(2 * WINDOW):
+            choice.take(machine.step, lanes=1)
+    assert set(machine.used[TRIAL:]) == {2}
 
 
 def take_all(choice: ThreadChoice, steps: Iterator[int]) -> None:

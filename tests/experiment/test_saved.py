@@ -105,6 +105,22 @@ def test_the_file_describes_itself(digits: fedsat.Run) -> None:
     assert info.round == digits.summary["best"]["round"]
 
 
+def test_thresholds_find_the_wanted_share_of_the_validation_samples(tmp_path: Path) -> None:
+    longer = {**EXACT, "rounds": 6, "select": "balanced_accuracy"}
+    run = fedsat.run(**longer, validation=0.2, average=0.5, out=tmp_path)
+    for name in ("last", "best", "averaged"):
+        predictor = fedsat.load(tmp_path).predictor(name)
+        assert predictor.info.thresholds is not None
+        assert sum(predictor.info.thresholds.samples) == sum(map(len, run.setup.federation.validation))  # type: ignore[union-attr]
+    federation = run.setup.federation
+    assert federation is not None
+    held = np.concatenate(federation.validation)
+    x, y = federation.dataset.train.images[held], federation.dataset.train.labels[held]
+    for digit in ("3", "7"):
+        found = fedsat.load(tmp_path).evaluate(x, y, sensitivity={digit: 0.9}).recall[int(digit)]
+        assert 0.9 <= found <= 0.95
+
+
 def test_an_old_file_says_what_it_lacks(digits: fedsat.Run, tmp_path: Path) -> None:
     folder = folder_of(digits)
     old = fedsat.load(folder)

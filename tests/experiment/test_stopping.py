@@ -159,5 +159,5 @@ def test_what_is_refused(settings: dict[str, Any], message: str) -> None:
 
 def test_a_schedule_over_all_rounds_fixes_their_number(tmp_path: Path) -> None:
     fedsat.run(**{**TINY, "rounds": 2}, lr_schedule="cosine", out=tmp_path)
-    with pytest.raises(UsageError, match=r"cannot change its rounds: the cosine schedule extends over all 2"):
+    with pytest.raises(UsageError, match=r"cannot change its number of rounds: the cosine schedule extends over all 2"):
         fedsat.resume(tmp_path, rounds=4)

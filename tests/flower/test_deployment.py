@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import runpy
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,16 +18,18 @@ import pytest
 
 from fedsat.cli import main
 from tests.support.faulty_nodes import wait_until
+from tests.support.processes import environments_with
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedsat[flower]'")
 
 from fedsat.experiment.folder import read_summary
-from fedsat.flower.processes import beside_python, free_port
-from fedsat.flower.project import write_project
+from fedsat.flower.credentials import make_credentials
+from fedsat.flower.processes import QUIET, beside_python, free_port
 
 SLOW = 120.0
 """Seconds that a step may take on a busy machine."""
-CREDENTIALS = Path(__file__).parent.parent.parent / "examples" / "flower" / "credentials.py"
+EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "flower"
+QUIETLY = {b"FLWR_TELEMETRY_ENABLED=0", b"FLWR_DISABLE_UPDATE_CHECK=1"}
 
 
 @contextmanager
@@ -43,32 +46,44 @@ def started(folder: Path, name: str, *arguments: str) -> Iterator[Path]:
         assert process.wait(SLOW) == 128 + signal.SIGTERM, log.read_text()
 
 
-def test_a_federation_from_its_commands(tmp_path: Path) -> None:
-    keys, nodes = tmp_path / "keys", tmp_path / "nodes"
-    runpy.run_path(str(CREDENTIALS))["make_credentials"](keys, 2, [])
-    nodes.mkdir()
-    for name in ("node-0", "node-1"):
-        (keys / name).rename(nodes / name)
-    (keys / "node-1.pub").rename(nodes / "node-1.pub")  # the server learns of it later
-    run = {"dataset": "mnist-mini", "partition": "iid", "clients": 2, "per-round": 2, "rounds": 1, "wait": SLOW}
-    write_project(tmp_path / "project", {**run, "epochs": 1, "model": "mlp", "algorithm": "fedavg"})
+def command_of(pid: int) -> str:
+    """Return the name of the file or module that this Python process runs."""
+    _, *words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    return next(Path(word).stem for word in words if not word.startswith("-"))
+
+
+def test_a_federation_from_its_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mark = f"FEDSAT_TEST={uuid.uuid4().hex}"
+    for setting in (mark, "FLWR_TELEMETRY_ENABLED=1", "FLWR_DISABLE_UPDATE_CHECK=0"):
+        monkeypatch.setenv(*setting.split("="))
+    make_credentials(tmp_path, 2)
+    (tmp_path / "server" / "node-1.pub").unlink()  # the server learns of it later
+    run = ["dataset='mnist-mini'", "partition='iid'", "clients=2", "per-round=2", "rounds=1", f"wait={SLOW}"]
     door, control = free_port(), free_port()
-    share = [f"127.0.0.1:{door}", "--authority", str(keys / "ca.crt"), "--dataset", "mnist-mini", "--clients", "2"]
-    server = ["keys", "--port", f"{door}", "--control-port", f"{control}", "--state", "state"]
-    with started(tmp_path, "server", "superlink", *server) as log:
+    share = [f"127.0.0.1:{door}", "--dataset", "mnist-mini", "--clients", "2"]
+    server = ["server", "--port", f"{door}", "--control-port", f"{control}", "--state", "state"]
+    with started(tmp_path, "link", "superlink", *server) as log:
         wait_until(lambda: "nodes connect to" in log.read_text(), SLOW, "the gate opens")
-        (nodes / "node-1.pub").rename(keys / "node-1.pub")
+        shutil.copy(tmp_path / "node-1" / "node.pub", tmp_path / "server" / "node-1.pub")
         wait_until(lambda: "node-1.pub is registered" in log.read_text(), SLOW, "the new key is registered")
-        first, second = (["--client", f"{client}", "--key", str(nodes / f"node-{client}")] for client in (0, 1))
+        first, second = (
+            ["--client", f"{client}", "--key", f"node-{client}/node", "--authority", f"node-{client}/ca.crt"]
+            for client in (0, 1)
+        )
         with (
-            started(tmp_path, "node-0", "supernode", *share, *first),
-            started(tmp_path, "node-1", "supernode", *share, *second),
+            started(tmp_path, "first", "supernode", *share, *first) as one,
+            started(tmp_path, "second", "supernode", *share, *second) as other,
         ):
-            quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+            for node in (one, other):
+                wait_until(lambda node=node: "SuperNode ID" in node.read_text(), SLOW, "the node is connected")
+            processes = environments_with(mark)
+            loud = {command_of(pid) for pid, settings in processes.items() if not settings >= QUIETLY}
+            assert loud == {"fedsat", "guard"}  # neither of which is Flower's
+            assert len(processes) >= 12  # Flower's SuperLink and SuperNodes and their helpers, the gate, ours
             done = subprocess.run(
-                [beside_python("flwr"), "run", "project", "fedsat", "--stream"],
+                [beside_python("flwr"), "run", str(EXAMPLE), "fedsat", "--stream", "--run-config", " ".join(run)],
                 cwd=tmp_path,
-                env=os.environ | quiet | {"FLWR_HOME": str(tmp_path / "state")},
+                env=os.environ | QUIET | {"FLWR_HOME": str(tmp_path / "state")},
                 capture_output=True,
                 text=True,
                 check=True,
@@ -89,9 +104,9 @@ def test_commands_without_what_they_need(tmp_path: Path, capsys: pytest.CaptureF
     for command, told in (
         (["superlink", str(tmp_path / "none")], "none is not a folder"),
         (["superlink", str(tmp_path)], "ca.crt is missing"),
-        (usual, "use either --folder or --dataset"),
-        ([*usual, "--folder", "a", "--dataset", "b"], "use either --folder or --dataset"),
-        ([*usual, "--dataset", "mnist-mini", "--client", "1"], "use --client and --clients as well"),
+        (usual, "with either --folder or --dataset"),
+        ([*usual, "--folder", "a", "--dataset", "b"], "with either --folder or --dataset"),
+        ([*usual, "--dataset", "mnist-mini", "--client", "1"], "give --client and --clients as well"),
         (["supernode", "s", "--key", file, "--authority", "gone", "--folder", "a"], "gone does not exist"),
         ([*usual, "--folder", "a", "--agreement", str(tmp_path / "agreement.toml")], "min_batch_size is 0"),
     ):

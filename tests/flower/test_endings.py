@@ -9,13 +9,13 @@ import signal
 import subprocess
 import sys
 import uuid
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from fedsat.cli import federate, main
 from tests.support.faulty_nodes import wait_until
+from tests.support.processes import environments_with
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedsat[flower]'")
 
@@ -24,17 +24,6 @@ from fedsat.flower import guard
 SLOW = 120.0
 README = Path(__file__).parent.parent.parent / "examples" / "flower" / "README.md"
 SMALL = ["--partition", "iid", "--workers", "1", "--epochs", "1", "--rounds", "1000", "--nodes", "2"]
-
-
-def processes_with(setting: str) -> list[int]:
-    """Return the running processes that have this setting in their environment."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            running = " Z " not in (folder / "stat").read_text()
-            if running and setting.encode() in (folder / "environ").read_bytes().split(b"\0"):
-                found.append(int(folder.name))
-    return found
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc")
@@ -58,11 +47,11 @@ def test_a_stopped_federation_leaves_no_process(
     )
     log = tmp_path / "out" / "flower-logs" / "node-1.log"
     wait_until(lambda: log.exists() and "SuperNode ID" in log.read_text(), SLOW, "the second node is connected")
-    assert len(processes_with(f"{name}={value}")) >= 5
+    assert len(environments_with(f"{name}={value}")) >= 5
     process.send_signal(number)
     _, error = process.communicate(timeout=guard.PATIENCE + 10)
     assert (process.returncode, error) == (code, word)
-    wait_until(lambda: not processes_with(f"{name}={value}"), guard.PATIENCE + 10, "all processes have ended")
+    wait_until(lambda: not environments_with(f"{name}={value}"), guard.PATIENCE + 10, "all processes have ended")
     assert not list((tmp_path / "work").glob("fedsat-*"))
 
 

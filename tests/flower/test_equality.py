@@ -128,6 +128,17 @@ def test_rare_classes(worker_counts: Any, clouds: Path) -> None:
     assert_same(federate(FaultyNodes(*nodes(clouds)), fedsat.configure(**table, report_at_least=8), terms), alone)
 
 
+@pytest.mark.parametrize("worker_counts", ["each", "sums"])
+def test_samples_of_workers(worker_counts: Any, clouds: Path) -> None:
+    """Workers evaluate on 20 of their samples and leave out classes with fewer than 3 among these."""
+    table = settings(clouds, algorithm="fedsat", partition={"name": "ls", "beta": 0.3})
+    alone = fedsat.run(**table, worker_samples=20, report_at_least=3)
+    assert alone.records[0].weights != fedsat.run(**table).records[0].weights
+    terms = Terms(timeout=60, wait=60, worker_counts=worker_counts)
+    config = fedsat.configure(**table, worker_samples=20, report_at_least=3)
+    assert_same(federate(FaultyNodes(*nodes(clouds)), config, terms), alone)
+
+
 def test_a_node_decides_which_classes_are_rare(clouds: Path, tmp_path: Path) -> None:
     own = tmp_path / "agreement.toml"
     own.write_text(LENIENT.read_text() + "report_at_least = 8\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import runpy
 import shutil
 import ssl
 import subprocess
@@ -23,6 +22,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedsat
 from fedsat.cli import main
 from fedsat.experiment.checkpoint import FOLDER as CHECKPOINTS
 from fedsat.experiment.folder import read_records, read_summary
+from fedsat.flower.credentials import make_credentials
 from fedsat.flower.federation import LocalFederation, Tls
 from fedsat.flower.gate import header_of
 from fedsat.flower.local_run import start_nodes, submit
@@ -33,7 +33,6 @@ from fedsat.flower.terms import Terms
 NODES = 4
 SLOW = 120.0
 """Seconds that a run may take on a busy machine."""
-CREDENTIALS = Path(__file__).parent.parent.parent / "examples" / "flower" / "credentials.py"
 
 
 def settings(clouds: Path, **others: Any) -> dict[str, Any]:
@@ -128,23 +127,23 @@ def test_a_killed_node_comes_back(federation: LocalFederation, clouds: Path, tmp
 
 def credentials(folder: Path) -> tuple[Tls, Path]:
     """Make the certificates and keys of two nodes, and a folder of known keys that has only the first."""
-    runpy.run_path(str(CREDENTIALS))["make_credentials"](folder, 2, [])
+    make_credentials(folder, 2)
     known = folder / "known"
     known.mkdir()
-    shutil.copy(folder / "node-0.pub", known)
-    return Tls.of(folder), known
+    shutil.copy(folder / "server" / "node-0.pub", known)
+    return Tls.of(folder / "server"), known
 
 
 def test_only_nodes_with_a_known_key_connect(tmp_path: Path) -> None:
     tls, known = credentials(tmp_path / "ours")
-    credentials(tmp_path / "theirs")
-    key, once = tmp_path / "ours" / "node-0", ("--max-retries", "1")
+    theirs, _ = credentials(tmp_path / "theirs")
+    key, once = tmp_path / "ours" / "node-0" / "node", ("--max-retries", "1")
     with LocalFederation(tmp_path, tls=tls, keys=known) as federation:
         federation.start_node("known", {"partition-id": 0}, key=key)
         refused = {
-            "unknown": federation.start_node("unknown", {}, *once, key=tmp_path / "ours" / "node-1"),
+            "unknown": federation.start_node("unknown", {}, *once, key=tmp_path / "ours" / "node-1" / "node"),
             "without": federation.start_node("without", {}, *once),
-            "misled": federation.start_node("misled", {}, *once, key=key, authority=tmp_path / "theirs" / "ca.crt"),
+            "misled": federation.start_node("misled", {}, *once, key=key, authority=theirs.authority),
         }
         wait_until(lambda: "SuperNode ID" in federation.log("known"), SLOW, "the registered node is connected")
         for name, process in refused.items():
@@ -198,7 +197,7 @@ def test_no_one_but_the_operator_submits(tmp_path: Path) -> None:
         (stranger / "config.toml").write_text(address.replace(f":{federation.port}", f":{federation.door[1]}"))
         for command in (
             ["run", str(project), "fedsat"],
-            ["supernode", "register", str(tmp_path / "keys" / "node-1.pub"), "fedsat"],
+            ["supernode", "register", str(tmp_path / "keys" / "server" / "node-1.pub"), "fedsat"],
         ):
             done = flwr(federation, stranger, *command)
             assert done.returncode != 0
@@ -220,7 +219,7 @@ def test_no_one_but_the_operator_submits(tmp_path: Path) -> None:
             assert node.get("/health").status_code == 200
             assert node.post("/v1/fleet/pull-messages").status_code == 401  # a key without its signature
         assert not list(trace.iterdir())
-        federation.start_node("node", {"partition-id": 0}, key=tmp_path / "keys" / "node-0")
+        federation.start_node("node", {"partition-id": 0}, key=tmp_path / "keys" / "node-0" / "node")
         wait_until(lambda: "SuperNode ID" in federation.log("node"), SLOW, "the node is connected")
         assert flwr(federation, operator, "run", str(project), "fedsat").returncode == 0
         wait_until((trace / "reply").exists, SLOW, "the node replies to the operator's project")

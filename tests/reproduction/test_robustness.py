@@ -41,6 +41,15 @@ def test_absent_attackers_are_all_refused() -> None:
     assert (row["attackers_weight"], row["attackers_left_out"], row["honest_left_out"]) == (0, 1, 0)
 
 
+def test_only_a_backdoor_has_a_success() -> None:
+    row = run_case(case("fedavg", "backdoor", 0.2), "cpu", deadline=float("inf"))
+    assert row is not None
+    assert 0 <= row["backdoor"] <= 1
+    honest = run_case(case("fedavg", "none", 0.0), "cpu", deadline=float("inf"))
+    assert honest is not None
+    assert honest["backdoor"] == ""
+
+
 def test_shares_by_hand() -> None:
     # Attackers 1 and 2: of 1.0 + 1.0 weight they get 0.25 + 0; of their three updates one was refused, one got no
     # weight; of the honest clients' four updates one got none.

@@ -1,18 +1,12 @@
-"""Attacks by colluders, on single classes and by a backdoor, worked by hand and compared with ByzFL."""
+"""Attacks by colluders, on single classes and by a backdoor, worked by hand. `test_byzfl` compares with ByzFL."""
 
 from __future__ import annotations
-
-import importlib
-import importlib.util
-import sys
-import types
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from fedsat.algorithms import FedAvg, Model, aggregators
+from fedsat.algorithms import FedAvg, Model
 from fedsat.errors import UsageError
 from fedsat.options import Spec
 from fedsat.rounds import attacks
@@ -80,59 +74,3 @@ def test_a_class_that_does_not_exist_is_refused() -> None:
     updates = make_updates({"out.weight": torch.ones(1, 3, 2)}, [1], 0.1)
     with pytest.raises(UsageError, match=r"attack.target is 5"):
         attacks.build({"name": "kill-class", "target": 5}).send(model, updates, np.array([0]), 0, 1)
-
-
-# ByzFL 0.0.11 (MIT), another implementation: `pip install --no-deps byzfl scipy`
-
-
-@pytest.fixture(scope="module")
-def byzfl() -> types.SimpleNamespace:
-    """ByzFL's attacks and aggregators, without its benchmarks, which need further packages."""
-    found = importlib.util.find_spec("byzfl")
-    if found is None or importlib.util.find_spec("scipy") is None:
-        pytest.skip("byzfl or scipy is not installed: pip install --no-deps byzfl scipy")
-    package = types.ModuleType("byzfl")
-    package.__path__ = list(found.submodule_search_locations or [])
-    sys.modules["byzfl"] = package
-    attacking, aggregating = (importlib.import_module(f"byzfl.{name}") for name in ("attacks", "aggregators"))
-    return types.SimpleNamespace(attacks=attacking, aggregators=aggregating)
-
-
-# The last three are outliers, because ByzFL's multi-Krum counts one neighbour more than Blanchard et al. and we do.
-VECTORS = torch.randn(11, 7, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-VECTORS[8:] += 9 * torch.tensor([[1.0], [-1.0], [2.0]])
-
-
-@pytest.mark.parametrize(
-    ("ours", "theirs"),
-    [
-        ({"name": "alie", "z": 1.5}, ("ALittleIsEnough", {"tau": 1.5})),
-        ({"name": "ipm", "factor": 2.0}, ("InnerProductManipulation", {"tau": 2.0})),
-    ],
-)
-def test_colluders_agree_with_byzfl(
-    byzfl: types.SimpleNamespace, ours: dict[str, Any], theirs: tuple[str, dict[str, Any]]
-) -> None:
-    name, options = theirs
-    expected = getattr(byzfl.attacks, name)(**options)(VECTORS[:8].numpy())
-    start = Model({"w": torch.zeros(7, dtype=torch.float64)}, {})
-    sent = attacks.build(ours).send(start, make_updates({"w": VECTORS}, [1] * 11, 0.1), np.array([8, 9, 10]), 3, 4)
-    torch.testing.assert_close(sent.model.params["w"][8:], torch.from_numpy(expected).expand(3, 7))
-
-
-@pytest.mark.parametrize(
-    ("ours", "theirs"),
-    [
-        ("median", ("Median", {})),
-        ({"name": "trimmed-mean", "hostile": 0.2}, ("TrMean", {"f": 3})),
-        ({"name": "multi-krum", "hostile": 0.2}, ("MultiKrum", {"f": 3})),
-    ],
-)
-def test_aggregators_agree_with_byzfl(
-    byzfl: types.SimpleNamespace, ours: Spec, theirs: tuple[str, dict[str, Any]]
-) -> None:
-    name, options = theirs
-    aggregator = aggregators.build(ours)
-    weights = aggregator.select({"w": VECTORS}, torch.full((11,), 1 / 11, dtype=torch.float64))
-    expected = getattr(byzfl.aggregators, name)(**options)(VECTORS.numpy())
-    torch.testing.assert_close(aggregator.centre({"w": VECTORS}, weights)["w"], torch.from_numpy(expected))

@@ -5,7 +5,7 @@ Engines call them in this order, first for the local training of client k, then 
     begin(task)                        -> carry          once, before the first step
     perturbation(task, carry, params, gradient) -> tree | None  where the gradient is taken, relative to θ
     penalty(task, carry, outputs, …)   -> tensor | None  added to the objective's loss of every sample
-    pull(task, carry, params)          -> tree | None    added to the gradient, independent of its value
+    pull(task, carry, params)          -> tree | None    added to the gradient, but does not depend on it
     step(task, carry, params, grads)   -> params, carry  one step of local training, with the run's optimizer
     end(task, carry, result)           -> state, upload  what the client keeps, what it sends besides its model
     aggregate(server, updates, weights) -> server        the next global model and the server's memory
@@ -180,10 +180,10 @@ class Algorithm:
 
     @property
     def refuses(self) -> Mapping[str, str]:
-        """Settings of local training under which the method's formulas do not hold, by name, with the reasons.
+        """Settings of local training under which the method's formulas do not hold, each with the reason.
 
-        `optimizer` stands for any optimizer but SGD. A method that overrides `step` refuses it, and every option of
-        SGD, unless it overrides this as well.
+        `optimizer` stands for any optimizer other than SGD. By default, a method that overrides `step` refuses it and
+        every option of SGD.
         """
         ignored = () if type(self).step is Algorithm.step else ("optimizer", *options_of(SGD))
         return dict.fromkeys(ignored, "it has its own step")
@@ -255,7 +255,7 @@ class Algorithm:
     def start_of_update(self, task: Task, steps: Tensor) -> Tree:
         """Return Θ', where a client's model would be after these steps [C] without its own samples.
 
-        A private client clips θ_k − Θ'. It must follow from what the server sent and from public settings.
+        A private client clips θ_k − Θ'. Θ' must follow from what the server sent and from public settings.
         """
         del steps
         return task.start.params
@@ -327,7 +327,7 @@ def step_direction(start: Tree, end: Tree, local: Task | Updates, steps: Tensor)
 
 
 def pulled(task: Task, direction: Tree, steps: Tensor) -> Tree:
-    """Return Θ − η A_K d, where a term d in the gradient of every step alone leads each client, stacked."""
+    """Return Θ − η A_K d for each client: the model after steps whose gradients are the term d alone, stacked."""
     taken = task.optimizer.effective_steps(steps)
     return tree_map(lambda x, d: x - task.lr * per_client(taken, x[None]) * d, task.start.params, direction)
 

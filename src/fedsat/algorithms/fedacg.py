@@ -34,7 +34,7 @@ class FedACG(Algorithm):
 
     @property
     def uses_mean_only(self) -> bool:
-        """m follows from the mean."""
+        """True: the server computes m from the mean."""
         return True
 
     def initial_memory(self, model: Model) -> State:

@@ -22,7 +22,7 @@ class FedAvgM(Algorithm):
 
     @property
     def uses_mean_only(self) -> bool:
-        """v follows from the mean."""
+        """True: the server computes v from the mean."""
         return True
 
     def initial_memory(self, model: Model) -> State:

@@ -30,7 +30,7 @@ class FedCM(Algorithm):
 
     @property
     def refuses(self) -> Mapping[str, str]:
-        """The method has the global direction instead of a local momentum."""
+        """Refuse local momentum, because the global direction takes its place."""
         return {"momentum": "the global direction takes its place"}
 
     def initial_memory(self, model: Model) -> State:

@@ -48,7 +48,7 @@ class FedDyn(Algorithm):
 
     @property
     def uses_mean_only(self) -> bool:
-        """With uniform weights, the sum in λ̄ is a multiple of the mean."""
+        """True: with uniform weights, the sum in λ̄ is a multiple of the mean."""
         return isinstance(self.weighting, Uniform)
 
     def initial_memory(self, model: Model) -> State:

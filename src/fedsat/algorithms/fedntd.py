@@ -2,8 +2,8 @@
 
     ℓ = CE + β τ² KL(p̃_glob ‖ p̃)
 
-p̃ and p̃_glob are the probabilities of the not-true classes by the model in training and by the received model: the
-softmax of their logits, without that of the true class, divided by τ.
+p̃ and p̃_glob are the probabilities that the model in training and the received model assign to the classes other than
+the true one: the softmax of their logits divided by τ, without the logit of the true class.
 """
 
 from __future__ import annotations

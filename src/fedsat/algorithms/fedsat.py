@@ -61,10 +61,10 @@ class FedSat(Algorithm):
 
     @property
     def refuses(self) -> Mapping[str, str]:
-        """As printed, eq. 5–7 are about plain steps in epochs."""
+        """With `scale="paper"`, refuse what eq. 5–7 do not cover: they assume plain SGD steps, counted in epochs."""
         if not (self.correction and self.scale == "paper"):
             return {}
-        plain = 'eq. 5–7 are about plain steps; use scale="gradient"'
+        plain = 'eq. 5–7 assume plain SGD steps; use scale="gradient"'
         return {
             "optimizer": plain,
             "momentum": plain,
@@ -75,7 +75,7 @@ class FedSat(Algorithm):
 
     @property
     def uses_mean_only(self) -> bool:
-        """v_t follows from two global models."""
+        """True: v_t is the difference of two global models."""
         return True
 
     def initial_memory(self, model: Model) -> State:
@@ -110,7 +110,7 @@ class FedSat(Algorithm):
         return pulled(task, direction, steps)
 
     def end(self, task: Task, carry: State, result: LocalResult) -> tuple[State, State]:
-        """Compute v_k: the mean raw gradient of the round, or with the gradient at θ_k over all samples (eq. 7)."""
+        """Compute v_k: the round's mean gradient without the correction or, as printed, from ∇L(θ_k) (eq. 7)."""
         if not self.correction:
             return {}, {}
         if self.scale == "paper":

@@ -4,9 +4,9 @@ Let π_i = n_i/n_k be the client's share of class i, m the number of classes, an
 
     ℓ = CE(f + log π) + λ KL(q_glob ‖ q) + κ Σ_i π_i log( (1/B) Σ_n e^{[y_n ≠ i] (f_ni − log π_i − log m)} )
 
-q and q_glob are the probabilities of the vacant classes (π_i = 0) by the model in training and by the received model:
-the softmax of the logits of these classes alone. The last term penalises high logits of a class on samples of other
-classes. It is one number for each batch, added to the loss of each sample.
+q and q_glob are the probabilities that the model in training and the received model assign to the vacant classes
+(π_i = 0): the softmax of the logits of these classes alone. The last term penalises high logits of a class on samples
+of other classes. It is one number for each batch, added to the loss of each sample.
 """
 
 from __future__ import annotations

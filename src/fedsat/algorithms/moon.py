@@ -1,6 +1,6 @@
 """MOON (Li et al. 2021): contrast the global model's representations with those of the client's last model.
 
-Let z, z_glob and z_prev be the representations of a sample by the model in training, by the received model and by the
+Let z, z_glob and z_prev be a sample's representations in the model being trained, in the received model and in the
 client's model after its last participation. The loss is
 
     ℓ = CE + μ · (−log( e^{cos(z, z_glob)/τ} / (e^{cos(z, z_glob)/τ} + e^{cos(z, z_prev)/τ}) ))

@@ -29,7 +29,7 @@ class SGD:
     """Stochastic gradient descent with momentum, weight decay and clipping, as in torch."""
 
     momentum: Annotated[float, Option("μ, local momentum; it starts at 0 in every round", at_least=0, below=1)] = 0.0
-    nesterov: Annotated[bool, Option("Nesterov's form of the local momentum")] = False
+    nesterov: Annotated[bool, Option("Nesterov momentum instead of plain momentum")] = False
     weight_decay: Annotated[float, Option("λ, added to the gradient as λ θ", at_least=0)] = 0.0
     clip: Annotated[float, Option("largest norm of a client's gradient in a step; 0: no clipping", at_least=0)] = 0.0
 

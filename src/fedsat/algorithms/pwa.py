@@ -24,7 +24,7 @@ SLACK = 1 + 1e-9
 @weightings.register("pwa")
 @dataclass(frozen=True)
 class PrioritizedClassWeights(Weighting):
-    """Weights by how well a client's model does on the classes with the most errors, as workers report it (FedSat)."""
+    """Weights by how well workers find a client's model to do on the classes with the most errors (FedSat)."""
 
     alpha: Annotated[float, Option("α, weight of the false negative rate in the score", at_least=0)] = 0.3
     beta: Annotated[float, Option("β, weight of the false positive rate in the score", at_least=0)] = 0.2

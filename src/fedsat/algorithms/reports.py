@@ -1,8 +1,8 @@
 """Statistics of clients' models from worker reports when some workers may lie.
 
 With summed counts, a single worker can decide the result by claiming enough samples. Here every worker counts once, by
-its rates, and the median is used. A client's report about its own model (the first column) is ignored. The classes
-that it claims to hold are used to test its model.
+its rates, and the median is used. A client's report about its own model (the first column) is ignored, but its model is
+tested on the classes that the client claims to hold.
 """
 
 from __future__ import annotations

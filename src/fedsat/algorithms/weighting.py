@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 STATEMENT = "weighting"
-"""The name in `updates.uploads` of what clients state for the weighting."""
+"""The name in `updates.uploads` of the numbers that clients send for the weighting."""
 
 
 @dataclass(frozen=True)

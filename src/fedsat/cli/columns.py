@@ -1,4 +1,4 @@
-"""What `fedsat look` tells of a table: its columns, and the classes of each client."""
+"""What `fedsat look` prints about tabular data: the columns, and the classes of each client."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from fedsat.errors import UsageError
 from fedsat.seeding import Indices
 
 SHOWN = 40
-"""Clients that are listed; more are in the figure."""
+"""Largest number of clients that are listed; the figure shows more."""
 
 
 def columns_table(dataset: data.Dataset, schema: data.Schema) -> Table:
-    """The columns of a table: what they hold, and in how many rows the value is missing."""
+    """Return a table of the columns: what they hold, and in how many rows the value is missing."""
     table = Table(title=f"{dataset.name}: {schema.label} from {len(schema.columns)} columns", box=box.SIMPLE_HEAD)
     for heading in ("column", "kind", "inputs", "values", "missing"):
         table.add_column(heading, justify="right" if heading in ("inputs", "missing") else "left")
@@ -25,17 +25,17 @@ def columns_table(dataset: data.Dataset, schema: data.Schema) -> Table:
     for column in schema.columns:
         end += column.width
         gone = "0"
-        if column.missing:  # the last input of the column tells where
+        if column.missing:  # the column's last input marks missing values
             gone = f"{sum(int(split.images[:, end - 1].sum()) for split in (dataset.train, dataset.test)):,}"
         table.add_row(column.name, column.kind, str(column.width), _values(column), gone)
     rows = f"{len(dataset.train):,} training and {len(dataset.test):,} test rows"
-    table.caption = f"{rows}; values and inputs are those of the training rows"
+    table.caption = f"{rows}; values and inputs are from the training rows"
     table.caption_justify = "left"
     return table
 
 
 def _values(column: data.Column) -> str:
-    """A column's values in short."""
+    """Return a short description of a column's values."""
     if column.kind == "category":
         names = ", ".join(column.categories)
         return names if len(names) <= 40 else f"{len(column.categories)} categories, mostly {column.usual}"
@@ -49,7 +49,7 @@ def _values(column: data.Column) -> str:
 
 
 def clients_table(counts: Indices, dataset: data.Dataset) -> Table:
-    """The training rows of each client in each class."""
+    """Return a table of the number of training rows that each client has of each class."""
     table = Table(title="training rows by client and class", box=box.SIMPLE_HEAD)
     for heading in ("client", *dataset.class_names, "all"):
         table.add_column(heading, justify="left" if heading == "client" else "right")

@@ -19,7 +19,7 @@ SHAPES = "shape: channels × height × width, or inputs; available: built in, or
 
 
 class Downloads:
-    """Shows a line for each source that fails, and a bar for each transfer on a terminal."""
+    """Shows a line for each source that fails and, on a terminal, a bar for each transfer."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

@@ -40,7 +40,7 @@ USES = {
     "objectives": "The loss of a sample. Use --with NAME or --set objective=NAME.",
     "weightings": "The weight of a client in the mean. Use --with NAME or --set weighting=NAME.",
     "aggregators": "How the updates of a round are combined. Use --with NAME or --set aggregator=NAME.",
-    "optimizers": "How clients take their steps. Use --momentum and the like, or --optimizer NAME and --set.",
+    "optimizers": "How clients take their steps. Use --momentum and similar options, or --optimizer NAME and --set.",
     "schedules": "The learning rate over the rounds. Use --lr-schedule NAME, and --set for options.",
     "attacks": "What malicious clients do. Use --attack NAME with --attackers SHARE, and --set for options.",
     "privacy": "Differential privacy of clients. Use --privacy NAME with --dp-clip, --dp-noise and --budget.",
@@ -53,7 +53,7 @@ OWN = "NAME can also be a class of your own, written module:Name."
 
 METRICS_NOTE = (
     "The first table is recorded in every evaluated round. Choose more with --metrics, such as auroc,worst_class_f1: "
-    "a measure, with a form in front. Add your own functions as module:name."
+    "a measure, optionally with the prefix of a form. Add your own functions as module:name."
 )
 
 LISTS = ("datasets", *KINDS, "metrics")
@@ -90,19 +90,19 @@ def show(
 
 
 def metrics_table() -> Table:
-    """List the metrics of every run, and those of other packages."""
+    """Return a table of the metrics that every run records, and of those of other packages."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for heading in ("metric", "description"):
         table.add_column(heading)
     for metric in METRICS.values():
         table.add_row(metric.name, metric.caption)
     for name, point in offers("metrics").items():
-        table.add_row(name, f"of the package {package_of(point)}; choose it with --metrics {name}")
+        table.add_row(name, f"from the package {package_of(point)}; choose it with --metrics {name}")
     return table
 
 
 def measures_table() -> Table:
-    """List the measures, from which further metrics are made."""
+    """Return a table of the measures, from which further metrics are made."""
     table = Table(title="measures", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for heading in ("measure", "of each class", "definition"):
         table.add_column(heading)
@@ -113,9 +113,9 @@ def measures_table() -> Table:
 
 
 def forms_table() -> Table:
-    """List the forms of a measure, by the prefix of its name."""
+    """Return a table of the forms of a measure, by the prefix of its name."""
     table = Table(title="forms", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for heading in ("name", "what it is"):
+    for heading in ("name", "definition"):
         table.add_column(heading)
     for prefix, text in FORMS.items():
         table.add_row(f"{prefix}MEASURE", text)
@@ -123,7 +123,7 @@ def forms_table() -> Table:
 
 
 def footprints_table() -> Table:
-    """What each method stores between rounds, what it sends in a round, and its weights in the mean."""
+    """Return a table of what each method stores between rounds, what it sends in a round, and its weighting."""
     table = Table(title="state and traffic of the methods", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for heading in ("", "client stores", "server stores", "down", "up", "weighting"):
         table.add_column(heading, no_wrap=True)

@@ -1,6 +1,6 @@
-"""The program: its commands, and how it ends.
+"""The program: its commands and exit codes.
 
-Errors end as one line on stderr, with exit code 2 for wrong use and 1 for a failure.
+An error is printed as one line on stderr. The exit code is 2 for wrong use and 1 for a failure.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fedsat.errors import FedsatError, UsageError, in_a_line
 from fedsat.version import __version__
 
 ENDED_BY_SIGNAL = {INTERRUPTED: "interrupted", 128 + signal.SIGTERM: "terminated", 128 + 1: "hung up"}
-"""Exit codes after SIGINT, SIGTERM and SIGHUP, as in shells, and what is printed."""
+"""Exit codes after SIGINT, SIGTERM and SIGHUP, as in shells, and the words that are printed."""
 
 TRAIN, USE, LOOK, NODES = "Train", "Use", "Look", "Real nodes"
 COMMANDS = {
@@ -31,7 +31,7 @@ COMMANDS = {
     "resume": Entry(TRAIN, "Continue a run from its last checkpoint, or to more rounds.", "training", "resume"),
     "predict": Entry(USE, "Predict the classes of new data with a trained model.", "using", "predict"),
     "evaluate": Entry(USE, "Evaluate a trained model on new data.", "using", "evaluate"),
-    "export": Entry(USE, "Write a trained model to a file that needs no fedsat.", "using", "export"),
+    "export": Entry(USE, "Write a trained model to a file that works without fedsat.", "using", "export"),
     "look": Entry(LOOK, "Look at data before training: who holds what, and what that suggests.", "look", "look"),
     "report": Entry(LOOK, "Write a page that shows runs side by side.", "training", "report"),
     "list": Entry(LOOK, "List methods, models, datasets and so on, with their options.", "listing", "show"),
@@ -43,10 +43,13 @@ COMMANDS = {
             "list": Entry(
                 "Commands", "List the known datasets, and which ones are on this machine.", "data", "catalogue"
             ),
-            "show": Entry("Commands", "Show how a dataset is split among clients, as fedsat look.", "look", "look"),
+            "show": Entry(
+                "Commands", "Show how a dataset is split among clients (same as fedsat look).", "look", "look"
+            ),
         },
     ),
     "federate": Entry(NODES, "Train on real nodes with Flower, started on this machine.", "federate", "federate"),
+    "keys": Entry(NODES, "Create the certificates and keys of a federation.", "keys", "keys"),
     "superlink": Entry(NODES, "Start a server for nodes on other machines.", "superlink", "superlink"),
     "supernode": Entry(NODES, "Start a node with the data of this machine.", "supernode", "supernode"),
 }
@@ -132,7 +135,7 @@ def _help_command(name: str, error: Exception) -> str:
 
 
 def _print_traceback(error: Exception) -> None:
-    """Print the traceback from the first frame of the command on; those of typer and click say nothing."""
+    """Print the traceback without its first frames, which belong to typer and click."""
     frames = error.__traceback__
     while frames is not None and _is_machinery(frames):
         frames = frames.tb_next

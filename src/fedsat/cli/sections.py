@@ -28,7 +28,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "drop",
         "hashed",
     ),
-    FEDERATION: ("clients", "per_round", "workers", "validation", "report_at_least"),
+    FEDERATION: ("clients", "per_round", "workers", "validation", "worker_samples", "report_at_least"),
     METHOD: ("algorithm", "with_", "without"),
     COMPARISON: (),
     SEARCH: (),

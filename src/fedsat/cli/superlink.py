@@ -14,10 +14,11 @@ from fedsat.errors import FedsatError, UsageError
 from fedsat.experiment.interrupt import signals_raise
 from fedsat.flower import require_flower
 from fedsat.flower.federation import NAME, LocalFederation, Tls
+from fedsat.flower.processes import QUIET
 from fedsat.report.progress import say
 
 PAUSE = 1.0
-"""Seconds between two looks at the folder of keys."""
+"""Seconds between checks of the folder of keys."""
 
 
 def superlink(
@@ -44,7 +45,7 @@ def superlink(
     """
     require_flower()
     if not keys.is_dir():
-        raise UsageError(f"{keys} is not a folder; examples/flower/credentials.py makes one with all keys")
+        raise UsageError(f"{keys} is not a folder; `fedsat keys` creates one (KEYS/server)")
     console, tls = Console(), Tls.of(keys)
     state.mkdir(parents=True, exist_ok=True)
     with signals_raise(), tempfile.TemporaryDirectory(prefix="fedsat-") as work:
@@ -60,7 +61,8 @@ def superlink(
         federation.write_connection(state)
         with federation:
             say(console, f"nodes connect to {host}:{port}")
-            say(console, f"start a run on this machine: FLWR_HOME={state.resolve()} flwr run PROJECT {NAME} --stream")
+            environment = " ".join(f"{name}={value}" for name, value in {"FLWR_HOME": state.resolve(), **QUIET}.items())
+            say(console, f"start a run on this machine: {environment} flwr run PROJECT {NAME} --stream")
             while not (ended := federation.ended()):
                 for key in federation.register():
                     say(console, f"{key.name} is registered")

@@ -20,13 +20,15 @@ from fedsat.flower.supernode import command
 from fedsat.report.progress import say
 
 PAUSE = 0.5
-"""Seconds between two looks at the processes."""
+"""Seconds between checks of the processes."""
 
 
 def supernode(
-    server: Annotated[str, typer.Argument(help="Where the server's gate listens.", metavar="HOST:PORT")],
+    server: Annotated[str, typer.Argument(help="Address of the server's gate.", metavar="HOST:PORT")],
     key: Annotated[Path, typer.Option(help="private key of this node; its .pub file is on the server", metavar="FILE")],
-    authority: Annotated[Path, typer.Option(help="certificate that signs the server's (ca.crt)", metavar="FILE")],
+    authority: Annotated[
+        Path, typer.Option(help="certificate of the authority that signed the server's (ca.crt)", metavar="FILE")
+    ],
     folder: Annotated[Path | None, typer.Option(help="folder or table with this node's data", metavar="PATH")] = None,
     dataset: Annotated[
         str | None, typer.Option(help="take a part of this dataset instead, to try it out", metavar="NAME")
@@ -55,9 +57,9 @@ def supernode(
     """
     require_flower()
     if (folder is None) == (dataset is None):
-        raise UsageError("the node's data: use either --folder or --dataset")
+        raise UsageError("give the node's data with either --folder or --dataset")
     if dataset is not None and (client is None or clients is None):
-        raise UsageError(f"a part of {dataset}: use --client and --clients as well")
+        raise UsageError(f"to take a part of {dataset}, give --client and --clients as well")
     given: dict[str, Any] = {
         "folder": _absolute(folder),
         "dataset": dataset,

@@ -96,7 +96,7 @@ def _carry_out(console: Console, prepared: Run, folder: Path, callbacks: Callbac
 
 
 def show_run(console: Console, stored: StoredRun) -> None:
-    """Print the results of a run, and of its classes if its metrics are about them."""
+    """Print the results of a run, and the results of each class if the run has metrics of classes."""
     console.print(run_table(stored))
     if (classes := class_table(stored)) is not None:
         console.print(classes)

@@ -1,4 +1,4 @@
-"""`fedsat predict`, `fedsat evaluate` and `fedsat export`: the use of a trained model."""
+"""`fedsat predict`, `fedsat evaluate` and `fedsat export`: commands that use a trained model."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 from rich.console import Console
 
@@ -20,6 +21,7 @@ from fedsat.experiment.export import export as write_file
 from fedsat.experiment.predictor import Prediction, Predictor
 from fedsat.experiment.saved import ModelName
 from fedsat.experiment.store import StoredRun
+from fedsat.metrics.thresholds import FEW, Sensitivity
 from fedsat.report.evaluated import evaluated_tables, evaluated_values
 from fedsat.report.progress import say
 
@@ -43,11 +45,21 @@ Which = Annotated[
     typer.Option(help="the model to use [default: the best one if the run has chosen one, or the last]"),
 ]
 
+Wanted = Annotated[
+    str | None,
+    typer.Option(
+        help="decide by thresholds that find this share of a class's validation samples, such as 0.9 or ill=0.9",
+        metavar="SHARE|CLASS=SHARE,…",
+        show_default=False,
+    ),
+]
+
 
 def predict(
     folder: RunFolder,
     data: NewData,
     model: Which = None,
+    sensitivity: Wanted = None,
     keep: Annotated[
         str | None,
         typer.Option(help="columns of the table to copy into the predictions", metavar="NAMES", show_default=False),
@@ -63,8 +75,10 @@ def predict(
     """
     console, predictor, found = Console(), *_opened(folder, data, model, labelled=False)
     kept = _kept(found, read_names(keep) if keep else [])
-    _write(out, found, kept, predictor.predict(found.x))
+    wanted = _wanted(sensitivity)
+    _write(out, found, kept, predictor.predict(found.x, sensitivity=wanted))
     say(console, f"{len(found.names):,} samples, {_described(predictor)}")
+    _tell_thresholds(console, predictor, wanted)
     say(console, f"predictions: {out}")
 
 
@@ -72,18 +86,23 @@ def evaluate(
     folder: RunFolder,
     data: Labelled,
     model: Which = None,
+    sensitivity: Wanted = None,
     out: Annotated[
         Path | None, typer.Option(help="file for the results as JSON", show_default=False, rich_help_panel=OUTPUT)
     ] = None,
 ) -> None:
     """Evaluate a trained model on new samples of known classes, without training."""
     console, predictor, found = Console(), *_opened(folder, data, model, labelled=True)
-    values = evaluated_values(predictor.evaluate(found.x, found.labels), predictor.info.class_names)
+    wanted = _wanted(sensitivity)
+    evaluation = predictor.evaluate(found.x, found.labels, sensitivity=wanted)
+    values = evaluated_values(evaluation, predictor.info.class_names)
     for table in evaluated_tables(values):
         console.print(table)
     say(console, _described(predictor))
+    thresholds = _tell_thresholds(console, predictor, wanted)
     if out is not None:
-        _save(out, json.dumps({"model": predictor.info.name, "round": predictor.info.round, **values}, indent=1))
+        about = {"model": predictor.info.name, "round": predictor.info.round, "thresholds": thresholds}
+        _save(out, json.dumps({**about, **values}, indent=1))
         say(console, f"results: {out}")
 
 
@@ -124,10 +143,40 @@ def _described(predictor: Predictor) -> str:
     return f"model: {predictor.path.name} (round {info.round}{chosen})"
 
 
+def _wanted(text: str | None) -> Sensitivity | None:
+    """Return a sensitivity from the command line: a number, or numbers for classes."""
+    if text is None:
+        return None
+    try:
+        if "=" not in text:
+            return float(text)
+        pairs = [each.rpartition("=") for each in read_names(text)]
+        return {name.strip(): float(share) for name, _, share in pairs}
+    except ValueError:
+        raise UsageError(
+            f"--sensitivity is {text!r}; it takes a share or class=share, such as 0.9 or ill=0.9"
+        ) from None
+
+
+def _tell_thresholds(console: Console, predictor: Predictor, wanted: Sensitivity | None) -> dict[str, float]:
+    """Print the thresholds that decide, and return them by class."""
+    info = predictor.info
+    if wanted is None or info.thresholds is None:
+        return {}
+    found = zip(info.class_names, predictor.thresholds(wanted), info.thresholds.samples, strict=True)
+    chosen = {name: (float(threshold), samples) for name, threshold, samples in found if not np.isnan(threshold)}
+    for name, (threshold, samples) in chosen.items():
+        few = f": only {samples}, so the sensitivity on new data is uncertain" if samples < FEW else ""
+        say(
+            console, f"threshold: {name} if p({name}) is at least {threshold:.3g} ({samples:,} validation samples{few})"
+        )
+    return {name: threshold for name, (threshold, _) in chosen.items()}
+
+
 def _kept(found: Unseen, names: list[str]) -> dict[str, list[Any]]:
-    """Return columns of the table that the predictions are to have."""
+    """Return the columns of the samples' table that are copied into the predictions."""
     if names and not is_frame(found.x):
-        raise UsageError("keep is for tables; the samples are not in one")
+        raise UsageError("--keep copies columns of a table, but the samples are not a table")
     for name in names:
         if name not in found.x.columns:
             raise unknown("column", name, map(str, found.x.columns))
@@ -135,16 +184,12 @@ def _kept(found: Unseen, names: list[str]) -> dict[str, list[Any]]:
 
 
 def _write(path: Path, found: Unseen, kept: dict[str, list[Any]], prediction: Prediction) -> None:
-    head = [found.kind, *kept, "predicted", *(f"p({name})" for name in prediction.class_names)]
-    labels, shares = prediction.labels.tolist(), prediction.probabilities.tolist()
-    others = zip(*kept.values(), strict=True) if kept else [()] * len(labels)
-    rows = [
-        [name, *other, label, *(f"{p:.6g}" for p in row)]
-        for name, other, label, row in zip(found.names, others, labels, shares, strict=True)
-    ]
+    columns = {found.kind: found.names, **kept, **prediction.columns}
+    rows = zip(*columns.values(), strict=True)
+    written = [[f"{value:.6g}" if isinstance(value, np.float64) else value for value in row] for row in rows]
     try:
         with path.open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows([head, *rows])
+            csv.writer(file).writerows([columns, *written])
     except OSError as error:
         raise UsageError(f"cannot write {path} ({error.strerror})") from error
 

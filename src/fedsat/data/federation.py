@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from fedsat.data.datasets import Dataset
 from fedsat.data.partition import Natural, Partition, make_partition, partitions
-from fedsat.data.splits import hold_out_for_validation
+from fedsat.data.splits import hold_out_for_validation, sample_by_class
 from fedsat.data.summary import Summary
 from fedsat.errors import UsageError
 from fedsat.options import Spec
-from fedsat.seeding import Indices
+from fedsat.seeding import Indices, generator
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +31,10 @@ class Federation:
     offsets: Indices
     validation: tuple[Indices, ...] = ()
     """Each client's samples for its evaluations as a worker; it does not train on them. Empty without validation."""
+    seed: int = 0
+    """Seed of the draw of `worker_samples`."""
+    worker_samples: int = 0
+    """On how many of its samples a client evaluates models as a worker, at most; 0 stands for all."""
     report_at_least: int = 1
     """Clients report nothing about a class of which they have fewer samples than this."""
 
@@ -118,6 +122,18 @@ class Federation:
     def reported_indices(self, client: int) -> Indices:
         """Return the samples of a worker about which it reports: `worker_indices` without its rare classes."""
         return self._reportable(self.worker_indices(client))
+
+    def judging_indices(self, client: int) -> Indices:
+        """Return the samples on which a worker evaluates other clients' models, the same in every round.
+
+        They are `worker_samples` of its `worker_indices` in their mix of classes, without the classes that are rare
+        among them.
+        """
+        held = self.worker_indices(client)
+        if 0 < self.worker_samples < len(held):
+            labels, rng = self.dataset.train.labels[held], generator(self.seed, "worker samples", client)
+            held = held[sample_by_class(labels, self.worker_samples, rng)]
+        return self._reportable(held)
 
     def shown_indices(self, client: int) -> Indices:
         """Return the training samples of a client about which it reports: those of classes that are not rare."""

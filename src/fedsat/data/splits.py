@@ -45,6 +45,18 @@ def hold_out_for_validation(labels: Indices, share: float, seed: int, client: in
     return take_from_each_class(labels, quota, rng)
 
 
+def sample_by_class(labels: Indices, size: int, rng: np.random.Generator) -> Indices:
+    """Return `size` indices at random, as many of each class as its share asks for (largest remainders).
+
+    How many there are of each class does not depend on `rng`.
+    """
+    wanted = size * np.bincount(labels) / len(labels)
+    quota = np.floor(wanted).astype(np.int64)
+    first = np.argsort(quota - wanted, kind="stable")
+    quota[first[: size - int(quota.sum())]] += 1
+    return take_from_each_class(labels, quota, rng)[1]
+
+
 def take_from_each_class(labels: Indices, quota: Indices, rng: np.random.Generator) -> tuple[Indices, Indices]:
     """Return the indices that stay and those that are taken: as many of each class as `quota` has, at random."""
     counts = np.bincount(labels)

@@ -82,7 +82,7 @@ class BaseEngine:
         return Counter(self.network, examples, classes, evaluation_batch(module, shape, self.device))
 
     def share_examples(self, other: BaseEngine) -> None:
-        """Use the other engine's copy of equal samples, and what evaluates models on them."""
+        """Share the other engine's samples and their evaluation, where both engines have the same samples."""
         if self.train_examples.equal(other.train_examples):
             self.train_examples, self.train_counter = other.train_examples, other.train_counter
         if self.test_examples.equal(other.test_examples):
@@ -138,7 +138,7 @@ class BaseEngine:
     def held_by_workers(self, nodes: Indices) -> list[Indices]:
         """Return the samples on which each of these nodes evaluates models as a worker."""
         privacy, seed = self.protection.privacy, self.training.seed
-        return [privacy.judged(self.federation.reported_indices(node), seed, node) for node in nodes.tolist()]
+        return [privacy.judged(self.federation.judging_indices(node), seed, node) for node in nodes.tolist()]
 
     def count_by_node(self, model: Model, held: Sequence[Indices]) -> Tensor:
         """Return confusion matrices of one model (client axis of length one) on each node's samples, [nodes, m, m]."""

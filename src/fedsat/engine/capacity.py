@@ -12,10 +12,11 @@ from torch import Tensor, nn
 COPIES = 10
 """Model-sized trees that a lane may need: weights, gradients, the method's state, and temporaries."""
 MOST = {"cpu": 64, "cuda": 128}
-"""Most lanes per device. More bring no gain: the CPU's caches are full, or the GPU is busy."""
+"""Largest number of lanes per device. More lanes give no speedup: the CPU's caches are full, or the GPU is busy."""
 
 CACHED = {"cpu": 1 << 22, "cuda": 1 << 29}
-"""Most values in all layer outputs of an evaluation batch: enough to stay in the CPU's caches or keep the GPU busy.
+"""Largest number of values in all layer outputs of an evaluation batch, so that they stay in the CPU's caches and still
+keep a GPU busy.
 
 ResNet-8 then uses batches of 512 samples. Its worker evaluation took 100 ms per round, 119 ms with 256 and 102 ms with
 1,024 samples (H200, `benchmarks/phases.py W3 fedsat --precision bf16`).

@@ -19,10 +19,10 @@ from fedsat.seeding import Indices
 from fedsat.tree import expand, tree_map, write
 
 TOGETHER = 16
-"""Most models that are evaluated at once on a CPU."""
+"""Largest number of models that are evaluated at once on a CPU."""
 
 SAMPLES = 64
-"""Fewest samples per model at a time; with fewer, matrix products are inefficient."""
+"""Smallest number of samples per model at a time; with fewer, matrix products are inefficient."""
 
 
 @dataclass(frozen=True)

@@ -167,7 +167,7 @@ def in_tap_order(tensor: Tensor) -> Tensor:
 def hand_over(into: State, trees: State) -> None:
     """Overwrite the lanes with their values after a step.
 
-    A method may return one tensor of the carry under another name. Such tensors are copied first, so that none is
+    A method may return a tensor of the carry under a different name. Such tensors are copied first, so that none is
     overwritten before it is read.
     """
     old = {tensor.data_ptr() for tree in into.values() for tensor in tree.values()}

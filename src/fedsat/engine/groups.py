@@ -65,8 +65,8 @@ def group_lanes(runs: Sequence[RunPlan], network: StackedNetwork, lanes: Lanes) 
 def alike(engines: Sequence[BaseEngine]) -> bool:
     """Whether one call of a step's functions serves the clients of all runs.
 
-    It does if these functions are FedAvg's, with one objective, optimizer and learning rate: they then read nothing
-    that a run has of its own.
+    It does if these functions are FedAvg's, with the same objective, optimizer and learning rate. They then read
+    nothing that differs between the runs.
     """
     first, *others = engines
     if not others:

@@ -1,4 +1,4 @@
-"""The clients of a run in a round of the stacked engine: their batches, their first state, and their results."""
+"""The clients of a run in a round of the stacked engine: their batches, their initial state, and their results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fedsat.tree import KeptState, State, Tree, concatenate, expand, tree_map
 
 @dataclass(frozen=True)
 class Request:
-    """What a run asks for in a round: the training of these clients, of which `states` holds earlier participants'."""
+    """What a run requests in a round: the clients to train, and the states of those that participated before."""
 
     server: Server
     clients: Indices
@@ -32,7 +32,7 @@ class Request:
     number: int
 
     def equals(self, other: Request) -> bool:
-        """Whether the other request asks for the same."""
+        """Whether the other request is for the same round of the same training."""
         same = self.server is other.server and self.number == other.number
         return same and np.array_equal(self.clients, other.clients)
 

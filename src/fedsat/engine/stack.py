@@ -1,9 +1,9 @@
 """A stack: the clients of one or several runs, trained at once.
 
-Runs whose tensors have the same shapes (seeds, settings of a method, learning rates, partitions) can train together. A
-step of all of them costs little more than a step of one where it is the number of operations that takes the time, not
-the arithmetic. Each run gets the numbers that it gets alone: its clients have lanes of their own (see `lanes`), and its
-method's functions see only these (see `groups.Group`).
+Runs whose tensors have the same shapes (seeds, settings of a method, learning rates, partitions) can train together.
+Where launching operations takes more time than the arithmetic, a step of all runs costs little more than a step of one.
+Each run gets the same numbers as when it trains alone: its clients have their own lanes (see `lanes`), and its method's
+functions see only these (see `groups.Group`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class Stack:
-    """Trains rounds of the runs that these engines belong to, one of each run at a time."""
+    """Trains the runs of these engines together, one round of each run at a time."""
 
     def __init__(self, engines: Sequence[StackedEngine]) -> None:
         first, *others = self.engines = list(engines)
@@ -45,7 +45,7 @@ class Stack:
 
     @property
     def lanes(self) -> int:
-        """The most lanes of a run."""
+        """The largest number of lanes of each run."""
         return max(1, min(engine.lanes for engine in self.engines) // len(self.engines))
 
     def train(self, requests: Sequence[Request]) -> list[TrainedRound]:
@@ -70,7 +70,7 @@ class Stack:
                 logger.warning("round %d: out of GPU memory with %d lanes; retrying with %d", number, lanes, self.lanes)
 
     def steps(self, plan: Plan) -> Steps:
-        """Return what takes the steps of a round; on a GPU, CUDA graphs."""
+        """Return the object that takes the steps of a round: with CUDA graphs on a GPU, eagerly on a CPU."""
         if self._graphed is None:
             return EagerSteps(self.network, plan, self.engines[0].threads)
         return self._graphed.load(plan)
@@ -115,6 +115,6 @@ class Stack:
 
 
 def _by_run(seats: Iterable[Seat], runs: int) -> list[tuple[int, list[Seat]]]:
-    """Return the runs that have some of the seats, each with these."""
+    """Return the seats by run, for the runs that have any."""
     each = [(run, [seat for seat in seats if seat.lane % runs == run]) for run in range(runs)]
     return [(run, own) for run, own in each if own]

@@ -54,7 +54,7 @@ class EagerSteps:
         for step in range(stretch.begin, stretch.end):
             batch = plan.batch(plan.table[step, :width], None if plan.crops is None else plan.crops[step, :width])
             padded = bool(plan.partial[step, :width].any())
-            self._threads.take(partial(advance, groups, self._network, lanes, batch, padded))
+            self._threads.take(partial(advance, groups, self._network, lanes, batch, padded), width)
         return lanes
 
 
@@ -114,7 +114,7 @@ def descend_in_place(
     """Apply θ ← θ − η (∇L + pull) in place, where L are the clients' costs [C].
 
     Gradients given as factors are multiplied and added to the weights in one operation. On a CPU, storing the gradient
-    first would cost as much time as the product itself. On a GPU, there are none.
+    first would cost as much time as the product itself. On a GPU, `factors` is empty.
     """
     targets: list[Any] = [*params.values(), *(product.out for product in factors)]  # tensors and edges
     grads = torch.autograd.grad(costs.sum(), targets, allow_unused=True)

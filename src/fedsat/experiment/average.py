@@ -9,7 +9,7 @@ from fedsat.tree import tree_map
 
 
 def running_mean(mean: Model | None, model: Model, rounds: int, decay: float) -> Model:
-    """(1 − a) · mean + a · model with a = max(1 − decay, 1/t) after t rounds. Integer buffers are copied.
+    """Return (1 − a) · mean + a · model with a = max(1 − decay, 1/t) after t rounds. Integer buffers are copied.
 
     As long as 1/t is larger, all models have the same weight. Afterwards, each weight decays by `decay` per round.
     """

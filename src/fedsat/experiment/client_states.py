@@ -1,10 +1,9 @@
 """Client states on disk, for methods that store a tree per client in federations whose states exceed the memory.
 
-The states of a run are a dictionary by client. Most runs keep all of them in memory. When they take more than
-`state_memory`, further states become files, one each, and the dictionary holds a `StoredState` in their place: a
-mapping that reads a tree when it is asked for it. A file is removed when nothing refers to its state any longer, so a
-round that fails leaves the states of the round before as they were. Checkpoints link to the files instead of copying
-them.
+The states of a run are a dictionary by client. Most runs keep all of them in memory. When the states take more than
+`state_memory`, further states are written to files, one each. In their place, the dictionary holds a `StoredState`, a
+mapping that reads a tree on access. A file is removed when nothing refers to its state any longer, so a round that
+fails leaves the previous round's states unchanged. Checkpoints link to the files instead of copying them.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class Config:
     dataset: Annotated[
         str | Dataset,
         Option(
-            "a dataset's name, your own table, folder or .npz file, hf:NAME of Hugging Face, or a function as "
+            "a dataset's name, your own table, folder or .npz file, hf:NAME from Hugging Face, or a function as "
             "module:name"
         ),
     ] = "mnist-mini"
@@ -63,7 +63,7 @@ class Config:
     )
     imbalance: Annotated[
         float,
-        Option("size of the first class over that of the last in a long-tailed training set; 1: as it is", at_least=1),
+        Option("size of the first class over that of the last in a long-tailed training set; 1: unchanged", at_least=1),
     ] = 1.0
     holdout: Annotated[
         float,
@@ -80,6 +80,9 @@ class Config:
             "share of every client's samples that it evaluates on as a worker and never trains on", at_least=0, below=1
         ),
     ] = 0.0
+    worker_samples: Annotated[
+        int, Option("largest number of samples on which a worker evaluates models, drawn once; 0: all", at_least=0)
+    ] = 0
     report_at_least: Annotated[
         int, Option("clients report nothing about a class of which they have fewer samples than this", at_least=1)
     ] = 1
@@ -103,7 +106,7 @@ class Config:
         str,
         Option(
             "metric on validation samples, such as worst_class_recall, or test:METRIC; the run ends when it no longer "
-            "improves, or empty"
+            "improves; empty: off"
         ),
     ] = ""
     patience: Annotated[int, Option("rounds that early_stop waits for an improvement", at_least=1)] = 20
@@ -143,7 +146,7 @@ class Config:
         bool, Option("the server learns only the sum of the clients' updates, and no single one")
     ] = False
     budget: Annotated[
-        str, Option("ε,δ of the differential privacy, such as 8,1e-5; the run ends before it spends more, or empty")
+        str, Option("ε,δ of the differential privacy, such as 8,1e-5; the run ends before it spends more; empty: none")
     ] = ""
     seed: Annotated[int, Option("seed of partition, initial model, sampling and batches", at_least=0)] = 0
     engine: Annotated[
@@ -164,7 +167,7 @@ class Config:
     ] = None
     state_memory: Annotated[
         float | None,
-        Option("GB of memory for the clients' states; further ones go to disk [a quarter of what is free]", at_least=0),
+        Option("GB of memory for the clients' states; the rest go to disk [a quarter of the free memory]", at_least=0),
     ] = None
     track: Annotated[tuple[str, ...], Option("tools that metrics are sent to: tensorboard, mlflow, wandb")] = ()
     partition: Annotated[Partition, Option("how samples are split among clients", among=partitions)] = partitions.build(

@@ -1,4 +1,4 @@
-"""Settings that a dataset brings: a table its model, and data that are already divided their clients."""
+"""Defaults that depend on the dataset: the model for a table, and the clients of data that are already divided."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedsat.experiment.settings import override
 
 
 def brought_by_dataset(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that the dataset brings, without those that are `given` by their names."""
+    """Return the dataset's own defaults, except for settings that are in `given`."""
     dataset = given.get("dataset", Config.dataset)
     brought: dict[str, Any] = {}
     if isinstance(dataset, Dataset):
@@ -40,7 +40,7 @@ def brought_by_dataset(given: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Given:
-    """The settings that a user gave. Together with those that the dataset brings, they make the table of a run."""
+    """The settings that a user gave. The dataset's own defaults and the general ones complete the table of a run."""
 
     settings: Sequence[tuple[str, Any]] = ()
     base: Mapping[str, Any] | None = None
@@ -48,7 +48,7 @@ class Given:
     on: Sequence[str] = ()
     """Parts that are added to the method."""
     off: Sequence[str] = ()
-    """Parts that are left out of it."""
+    """Parts that are left out of the method."""
 
     def also(self, settings: Iterable[tuple[str, Any]]) -> Given:
         """Return these settings and further ones, which override them."""

@@ -37,7 +37,7 @@ OUTPUTS = "probabilities: float32 [n, classes], in the order of class_names"
 CHECKED = 32
 """Random samples whose probabilities must be the same in the exported file."""
 TOLERANCE = 1e-4
-"""Largest difference of a probability: exported graphs compute in float32, in an order of their own."""
+"""Largest allowed difference of a probability: exported graphs compute in float32, in a different order."""
 
 Samples = NDArray[Any]
 Exported = Callable[[Samples], Samples]
@@ -72,7 +72,7 @@ def export(predictor: Predictor, path: Path, to: Target = "onnx") -> Path:
 
 
 def describe(inputs: Inputs) -> str:
-    """Say in one line what the exported graph takes."""
+    """Describe in one line what the exported graph takes."""
     if inputs.schema is not None:
         columns = ", ".join(column.name for column in inputs.schema.columns)
         return f"x: float64 [n, {len(inputs.schema.columns)}], one number for each column (see schema): {columns}"
@@ -196,7 +196,7 @@ def _write_torch(program: Any, path: Path, texts: dict[str, str]) -> Exported:
 
 def _write_onnx(program: Any, path: Path, texts: dict[str, str]) -> Exported:
     try:
-        import onnx  # noqa: F401, PLC0415 (an extra, as the others)
+        import onnx  # noqa: F401, PLC0415 (an extra, like the next two)
         import onnxruntime  # noqa: PLC0415
         import onnxscript  # noqa: F401, PLC0415
     except ImportError as error:

@@ -104,7 +104,7 @@ class RunFolder:
                 os.fsync(file.fileno())
 
     def save_model(self, model: Model, name: str, metadata: Mapping[str, str]) -> None:
-        """Write a model's parameters and buffers under their names in the network, and what else its use needs."""
+        """Write a model's parameters and buffers under their names in the network, with the metadata to use it."""
         with speaking_of(self.path), whole(self.path / name) as file:
             write_tensors(file, {**model.params, **model.buffers}, metadata)
 

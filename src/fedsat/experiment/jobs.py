@@ -107,7 +107,7 @@ def plan(
 
 
 def _had(table: Mapping[str, Any], settings: Iterable[tuple[str, T]]) -> list[tuple[str, T]]:
-    """Return those of the settings that a method's table has."""
+    """Return the settings that a method's table has."""
     known = setting_names(table)
     return [(key, value) for key, value in settings if key in known]
 

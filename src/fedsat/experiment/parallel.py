@@ -1,4 +1,4 @@
-"""Several runs at once, each in its own process. Small runs cannot use a large machine alone."""
+"""Several runs at once, each in its own process. A single small run cannot use all of a large machine."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def switch_parts(method: Mapping[str, Any], on: Iterable[str], off: Iterable[str
         elif kind is not None and _name(method[kind]) == part != plain(kind):
             method[kind] = plain(kind)
         else:
-            raise UsageError(f"{method['name']} has no part {part!r} that could be left out")
+            raise UsageError(f"{method['name']} has no part {part!r} to leave out")
     return method
 
 

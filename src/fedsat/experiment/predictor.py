@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,8 @@ from fedsat.engine.capacity import evaluation_batch
 from fedsat.engine.examples import scaling
 from fedsat.errors import DataError, FedsatError, UsageError
 from fedsat.experiment.saved import ModelInfo, read_info, read_weights
-from fedsat.metrics import Evaluation, confusion_counts, histograms
+from fedsat.metrics import Evaluation, Floats, confusion_counts, histograms
+from fedsat.metrics.thresholds import Sensitivity, decide
 from fedsat.models import build_model
 
 if TYPE_CHECKING:
@@ -33,25 +35,42 @@ class Prediction:
     probabilities: NDArray[np.float64]
     """[n, m]."""
     class_names: tuple[str, ...]
+    thresholds: Floats | None = None
+    """The threshold of each class, [m], NaN for a class without one; None if none was asked for."""
 
     def __repr__(self) -> str:
         return f"<Prediction of {len(self.probabilities):,} samples, {len(self.class_names)} classes>"
 
     @property
     def classes(self) -> NDArray[np.int64]:
-        """The predicted class of each sample, as number: the one with the largest probability."""
-        return np.asarray(self.probabilities.argmax(1), np.int64)
+        """The predicted class of each sample, as number: the most probable one, or as `decide` says."""
+        return self._decided[0]
 
     @property
     def labels(self) -> NDArray[np.str_]:
         """The names of the predicted classes."""
         return np.array(self.class_names)[self.classes]
 
+    @property
+    def decided_by(self) -> NDArray[np.str_]:
+        """What decided about each sample: `threshold`, or `probability`."""
+        return np.where(self._decided[1], "threshold", "probability")
+
+    @cached_property
+    def _decided(self) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        given = np.full(len(self.class_names), np.nan) if self.thresholds is None else self.thresholds
+        return decide(self.probabilities, given)
+
+    @property
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """The columns of a table of predictions: `predicted`, `decided_by` if there are thresholds, and p(class)."""
+        decided = {} if self.thresholds is None else {"decided_by": self.decided_by}
+        shares = {f"p({name})": self.probabilities[:, place] for place, name in enumerate(self.class_names)}
+        return {"predicted": self.labels, **decided, **shares}
+
     def to_pandas(self, index: Any = None) -> pd.DataFrame:
-        """Return a data frame with the column `predicted` and one column per class with its probability."""
-        pd = require_pandas()
-        columns = {f"p({name})": self.probabilities[:, place] for place, name in enumerate(self.class_names)}
-        return pd.DataFrame({"predicted": self.labels, **columns}, index=index)
+        """Return a data frame of `columns`."""
+        return require_pandas().DataFrame(self.columns, index=index)
 
 
 class Predictor:
@@ -75,23 +94,24 @@ class Predictor:
             raise FedsatError(f"{self.path}: the network {name!r} cannot be built: {why}") from error
         return module.eval()
 
-    def predict(self, x: Any) -> Prediction:
+    def predict(self, x: Any, *, sensitivity: Sensitivity | None = None) -> Prediction:
         """Return the prediction for samples: a data frame for a table's columns, otherwise an array [n, …].
 
         Pixels are uint8, or floats from 0 to 1. Other values are those of the training data. They are normalised here.
+        With a wanted `sensitivity`, such as `{"ill": 0.9}`, thresholds that the validation samples chose decide.
         """
-        return Prediction(self.logits(x).softmax(-1).numpy(), self.info.class_names)
+        return self._prediction(self.logits(x), sensitivity)
 
-    def evaluate(self, x: Any, y: ArrayLike | None = None) -> Evaluation:
+    def evaluate(self, x: Any, y: ArrayLike | None = None, *, sensitivity: Sensitivity | None = None) -> Evaluation:
         """Evaluate the model on samples of known classes: `y` has their names or numbers.
 
-        Without `y`, they are in the label column of the data frame.
+        Without `y`, they are in the label column of the data frame. `sensitivity` is that of `predict`.
         """
         names, known = self.info.class_names, self._labels(x, y)
         logits, labels = self.logits(x), torch.from_numpy(known)
         if len(labels) != len(logits):
             raise DataError(f"there are {len(logits):,} samples but {len(labels):,} labels")
-        prediction = Prediction(logits.softmax(-1).numpy(), names)
+        prediction = self._prediction(logits, sensitivity)
         confusion = confusion_counts(labels[None], torch.from_numpy(prediction.classes)[None], len(names))[0]
         scores, everyone = histograms.empty(1, len(names), labels.device), torch.ones(len(labels), dtype=torch.bool)
         histograms.add_scores(scores, logits, labels, torch.zeros_like(labels), everyone)
@@ -101,6 +121,19 @@ class Predictor:
             predict=lambda: (prediction.probabilities, known),
             histograms=scores[0].numpy(),
         )
+
+    def thresholds(self, sensitivity: Sensitivity) -> Floats:
+        """Return the threshold of each class for a wanted sensitivity, [m]; NaN for a class without one."""
+        if self.info.thresholds is None:
+            raise UsageError(
+                f"{self.path} has no thresholds: they need a completed run with validation samples, such as "
+                "--validation 0.2, on this machine"
+            )
+        return self.info.thresholds.at(sensitivity, self.info.class_names)
+
+    def _prediction(self, logits: Tensor, sensitivity: Sensitivity | None) -> Prediction:
+        thresholds = None if sensitivity is None else self.thresholds(sensitivity)
+        return Prediction(logits.softmax(-1).numpy(), self.info.class_names, thresholds)
 
     def _labels(self, x: Any, y: ArrayLike | None) -> NDArray[np.int64]:
         schema = self.info.inputs.schema

@@ -115,7 +115,9 @@ def _check_worth(path: Path, config: Config, wanted: Config) -> None:
     """Refuse to resume a completed run without more rounds."""
     if wanted.rounds != config.rounds and config.lr_schedule.spans_run:
         name = lr_schedules.name_of(config.lr_schedule)
-        raise UsageError(f"{path} cannot change its rounds: the {name} schedule extends over all {config.rounds}")
+        raise UsageError(
+            f"{path} cannot change its number of rounds: the {name} schedule extends over all {config.rounds}"
+        )
     summary = read_summary(path)
     if summary.get("status") != "completed":
         return
@@ -123,7 +125,7 @@ def _check_worth(path: Path, config: Config, wanted: Config) -> None:
         more = wanted.rounds if wanted.rounds > config.rounds else "N"
         raise UsageError(
             f"{path} is complete with {config.rounds} rounds and has no checkpoint; "
-            f"to repeat it with more, use fedsat run {path / CONFIG} --rounds {more}"
+            f"to repeat it with more rounds, use fedsat run {path / CONFIG} --rounds {more}"
         )
     ruled = (
         bool(config.early_stop or config.minutes or config.budget) and "stopped" in summary

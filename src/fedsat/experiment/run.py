@@ -38,6 +38,7 @@ from fedsat.metrics import (
     measure,
     single,
 )
+from fedsat.metrics.thresholds import Thresholds
 from fedsat.rounds import FederationState, Sampling, attacks, run_round, start, timed
 from fedsat.rounds.ledger import Budget
 
@@ -116,7 +117,9 @@ class Run:
         notes = list(self.setup.notes)
         nodes = 1 + config.clients - config.per_round
         if config.algorithm.weighting.needs_counts and config.workers > nodes:
-            notes.append(f"workers is {config.workers}; a client and the nodes that are not sampled are only {nodes}")
+            notes.append(
+                f"workers is {config.workers}, but a client and the nodes that are not sampled are only {nodes}"
+            )
         if (ledger := self.setup.ledger) is not None and config.budget:
             lasts = ledger.affordable(Budget.of(config.budget).epsilon, config.rounds)
             if lasts < config.rounds:
@@ -136,7 +139,7 @@ class Run:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The numbers to quote."""
+        """The main results: those of the last round, the mean of the last ten rounds, and the best round."""
         return summarise(self.records)
 
     def stop(self, reason: str) -> None:
@@ -205,8 +208,16 @@ class Run:
             average=config.average if name == "averaged" else 0.0,
             run=identity(config.table()),
             data=self.setup.fingerprint,
+            thresholds=self._thresholds(model),
         )
         self.folder.save_model(model, MODELS[name], info.texts())
+
+    def _thresholds(self, model: Model) -> Thresholds | None:
+        """Return a final model's thresholds by the validation samples; nodes are not asked for so much again."""
+        if self.status != "completed" or self.setup.federation is None or not self.setup.validates:
+            return None
+        held = self.setup.engine.validate(model, Detail(scores=True))
+        return None if held is None or held.histograms is None else Thresholds.of(held.histograms)
 
     def save_checkpoint(self) -> None:
         """Write a checkpoint, if the run has a folder and checkpoints are wanted."""

@@ -16,6 +16,7 @@ from fedsat.data import Inputs, Schema
 from fedsat.errors import DataError, UsageError
 from fedsat.experiment.folder import BEST_MODEL, MODELS
 from fedsat.experiment.tensors import read_metadata, read_tensors
+from fedsat.metrics.thresholds import Thresholds
 from fedsat.version import __version__
 
 ModelName = Literal["last", "best", "averaged"]
@@ -44,6 +45,8 @@ class ModelInfo:
     data: str = ""
     """A checksum of the data and of their assignment to clients; empty if the data are on nodes."""
     fedsat: str = __version__
+    thresholds: Thresholds | None = None
+    """The thresholds for wanted sensitivities, if the run had validation samples."""
 
     def texts(self) -> dict[str, str]:
         """Return the metadata: texts, most of them JSON. Numbers are exact."""
@@ -64,6 +67,7 @@ class ModelInfo:
             "schema": "" if schema is None else schema.to_json(),
             "run": self.run,
             "data": self.data,
+            "thresholds": "" if self.thresholds is None else self.thresholds.to_json(),
         }
 
     @classmethod
@@ -73,6 +77,7 @@ class ModelInfo:
             tuple(json.loads(texts[key])) for key in ("input_shape", "mean", "std", "class_names")
         )
         schema = Schema.from_json(texts["schema"]) if texts["schema"] else None
+        thresholds = texts.get("thresholds")  # new in 0.2
         return cls(
             texts["name"],
             int(texts["round"]),
@@ -85,6 +90,7 @@ class ModelInfo:
             texts["run"],
             texts["data"],
             texts["fedsat"],
+            Thresholds.from_json(thresholds) if thresholds else None,
         )
 
 

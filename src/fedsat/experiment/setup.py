@@ -68,12 +68,12 @@ class Setup:
                 why = "clients report no results on validation samples, which would cost privacy that is not counted"
             elif self.config.validation:
                 why = "with worker_counts = 'sums', nodes report no results of their own on validation samples"
-            raise UsageError(f"{setting} is {name!r}, but {why}; or use '{TEST}{name}', which is on the test set")
+            raise UsageError(f"{setting} is {name!r}, but {why}; or use '{TEST}{name}', which uses the test set")
         if self.federation is None and criterion.metric not in (*METRICS.values(), *on_nodes(self.metrics)):
             raise UsageError(f"{setting} is {name!r}, which nodes do not report about their validation samples")
 
     def _check_metrics(self) -> None:
-        """Refuse metrics of single clients that the clients' accuracy does not count."""
+        """Refuse metrics that need counts of single clients, if `client_accuracy` does not provide them."""
         if self.config.client_accuracy != "expected" or self.test_on_nodes:
             return
         for each in self.metrics:
@@ -138,7 +138,10 @@ class Setup:
             raise UsageError(f"augment is {config.augment!r}, which needs images; {dataset.name} has none")
         whole = data.Federation.build(dataset, config.partition, config.clients, config.seed)
         federation = replace(
-            whole.with_validation(config.validation, config.seed), report_at_least=config.report_at_least
+            whole.with_validation(config.validation, config.seed),
+            seed=config.seed,
+            worker_samples=config.worker_samples,
+            report_at_least=config.report_at_least,
         )
         module = build_model(config.model, dataset.input_shape, dataset.classes, config.seed)
         attackers = draw_attackers(config.seed, config.clients, config.attackers)

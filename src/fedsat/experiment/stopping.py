@@ -1,7 +1,7 @@
 """Built-in callbacks that end a run before its last round: early stopping, and budgets of time and privacy.
 
 They decide from the recorded rounds alone, so a resumed run needs no further state: the rounds without a gain and the
-seconds used are in its records, and the number of rounds decides what is spent of the privacy.
+seconds used are in its records, and the number of rounds determines the privacy spent.
 """
 
 from __future__ import annotations
@@ -131,5 +131,5 @@ def best_record(records: Iterable[RoundRecord], criterion: Criterion, min_gain: 
 
 
 def repeated(records: Iterable[RoundRecord]) -> int:
-    """Return how often a request to a node can have been repeated in all rounds."""
+    """Return how often requests to a node may have been repeated in all rounds together."""
     return sum(record.repeated or 0 for record in records)

@@ -32,6 +32,7 @@ from fedsat.experiment.predictor import Prediction, Predictor
 from fedsat.experiment.saved import model_path, read_weights, served
 from fedsat.experiment.summary import summarise
 from fedsat.metrics import CHOICES, METRICS, Evaluation, Metric, RoundRecord, is_imbalanced
+from fedsat.metrics.thresholds import Sensitivity
 
 BESIDE = ("checkpoint_every", "state_memory", "track")
 """Settings that affect no number: what is written, sent to trackers, or kept on disk."""
@@ -94,7 +95,7 @@ class StoredRun:
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        """The numbers to quote, computed from the recorded rounds, and the contents of `summary.json`."""
+        """The main results, computed from the recorded rounds, and the contents of `summary.json`."""
         try:
             return {**self.stored, **summarise(self.records)}
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -111,13 +112,15 @@ class StoredRun:
         """
         return Predictor(model_path(self.folder, model or served(self.folder)))
 
-    def predict(self, x: Any, *, model: str | None = None) -> Prediction:
+    def predict(self, x: Any, *, model: str | None = None, sensitivity: Sensitivity | None = None) -> Prediction:
         """Predict the classes of new samples; see `predictor` and `Predictor.predict`."""
-        return self.predictor(model).predict(x)
+        return self.predictor(model).predict(x, sensitivity=sensitivity)
 
-    def evaluate(self, x: Any, y: ArrayLike | None = None, *, model: str | None = None) -> Evaluation:
+    def evaluate(
+        self, x: Any, y: ArrayLike | None = None, *, model: str | None = None, sensitivity: Sensitivity | None = None
+    ) -> Evaluation:
         """Evaluate a model on new samples; see `predictor` and `Predictor.evaluate`."""
-        return self.predictor(model).evaluate(x, y)
+        return self.predictor(model).evaluate(x, y, sensitivity=sensitivity)
 
     def export(self, path: str | Path, *, to: Target = "onnx", model: str | None = None) -> Path:
         """Write a model with its preprocessing to one file that needs only onnxruntime (`onnx`) or torch (`torch`).

@@ -40,7 +40,7 @@ def round_record(result: RoundResult) -> RoundRecord:
 
 
 def summarise(records: Sequence[RoundRecord]) -> dict[str, Any]:
-    """Return the numbers to quote: of the last round, the mean of the last ten rounds, and the best round.
+    """Return the main results: those of the last round, the mean of the last ten rounds, and the best round.
 
     `models` has the same numbers for other models that a method reports.
     """
@@ -102,7 +102,7 @@ def last_ten(evaluated: Evaluated, rounds: int) -> list[Mapping[str, Any]]:
 
 
 def quoted(evaluated: Evaluated, rounds: int) -> dict[str, Any]:
-    """Return the numbers to quote of one model; `rounds` is the number of all rounds."""
+    """Return the main results of one model; `rounds` is the number of all rounds."""
     last, final = evaluated[-1][1], last_ten(evaluated, rounds)
     best_round, best = max(evaluated, key=lambda one: float(one[1]["accuracy"]))
     means = {}

@@ -27,7 +27,7 @@ PROJECT = "fedsat"
 
 
 class Tracker(Callback):
-    """Base of trackers: collects what there is to send, when it is final."""
+    """Base class of trackers: sends the values of a round once they are final."""
 
     package: ClassVar[str]
     """The module that the tracker imports, which the extra of the tracker's name installs."""
@@ -68,7 +68,7 @@ class Tracker(Callback):
         raise NotImplementedError
 
     def close(self, run: Run) -> None:
-        """Say how the run ended."""
+        """Record how the run ended."""
         raise NotImplementedError
 
 
@@ -161,7 +161,7 @@ class WeightsAndBiases(Tracker):
             resume="allow",
             settings=wandb.Settings(silent=True),
         )
-        self._run.define_metric("*", step_metric="round")  # rounds that are repeated go back, which steps cannot
+        self._run.define_metric("*", step_metric="round")  # W&B's steps cannot go back, but repeated rounds do
 
     def log(self, number: int, values: Mapping[str, float]) -> None:
         """Log the values."""

@@ -1,4 +1,4 @@
-"""The search for good settings of each method, by results on samples that are held out of the training data.
+"""Search for good settings of each method, by results on samples that are held out of the training data.
 
 The test set is not used, and every method has the same number of trials. A trial is one choice of the grid, trained
 with every seed.

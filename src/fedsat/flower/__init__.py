@@ -1,7 +1,8 @@
 """Real nodes, with Flower: `server_app` and `client_app` for any Flower project.
 
-# federation_app.py of a Flower project
-from fedsat.flower import client_app, server_app
+[tool.flwr.app.components]
+serverapp = "fedsat.flower:server_app"
+clientapp = "fedsat.flower:client_app"
 """
 
 from __future__ import annotations

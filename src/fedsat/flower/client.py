@@ -140,7 +140,7 @@ def hello(content: RecordDict, context: Context) -> NodeInfo:
         class_counts,
         validation=len(federation.validation[0]) if federation.validation else 0,
         tested=len(share.test) if request.run.held_out else 0,
-        judged=len(config.privacy.judged(federation.reported_indices(0), config.seed, 0)),
+        judged=len(config.privacy.judged(federation.judging_indices(0), config.seed, 0)),
     )
 
 

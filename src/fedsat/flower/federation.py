@@ -30,7 +30,7 @@ class Tls:
 
     @staticmethod
     def of(folder: Path) -> Tls:
-        """Return the files that `credentials.py` writes into a folder."""
+        """Return the files that `make_credentials` writes into the server's folder."""
         tls = Tls(folder / "ca.crt", folder / "server.crt", folder / "server.key")
         for file in (tls.authority, tls.certificate, tls.key):
             if not file.is_file():

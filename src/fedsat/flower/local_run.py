@@ -73,7 +73,7 @@ class LocalRun:
         self._check_completed(read_summary(self.folder) if written else {}, federation, logged)
 
     def _agreed(self, work: Path) -> dict[str, Any]:
-        """Return what the server needs to know of the data if it has none: a table's schema, or the classes."""
+        """Return what a server without data needs to know about them: a table's schema, or the class names."""
         if self.dataset.schema is None:
             return {"class_names": ",".join(self.dataset.class_names)}
         file = work / SCHEMA
@@ -143,7 +143,7 @@ def start_nodes(federation: LocalFederation, config: Config, states: Path | None
 
 
 def _for_nodes(dataset: str) -> str:
-    """Return the dataset's name as nodes find it from their own folders."""
+    """Return the dataset's name, or its absolute path, because nodes run in folders of their own."""
     if has_name(dataset) or not Path(dataset).expanduser().exists():
         return dataset
     return str(Path(dataset).expanduser().resolve())

@@ -72,7 +72,10 @@ def federation_of(share: data.Dataset, client: int, config: Config, node: NodeCo
     offsets = np.where(np.arange(config.clients + 1) <= client, 0, samples)
     federation = data.Federation(share, np.arange(samples, dtype=np.int64), offsets.astype(np.int64))
     return replace(
-        federation.with_validation(config.validation, config.seed), report_at_least=_report_at_least(config, node)
+        federation.with_validation(config.validation, config.seed),
+        seed=config.seed,
+        worker_samples=config.worker_samples,
+        report_at_least=_report_at_least(config, node),
     )
 
 

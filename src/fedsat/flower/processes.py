@@ -27,6 +27,9 @@ from fedsat.flower.warm import write_stubs
 WARM = sys.platform == "linux"
 """Whether tasks are forked from a process that has already imported torch."""
 
+QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+"""What Flower's processes would otherwise tell its makers: that they were started, and their version."""
+
 NODE_BYTES = 200_000_000
 """Memory that the processes of a SuperNode take before they load data or a model."""
 
@@ -134,14 +137,10 @@ class Processes:
     def environment(self, home: str) -> dict[str, str]:
         """Return the environment of a process: a folder for Flower's files, no telemetry, few threads, fast polling."""
         paths = [str(self.folder / "bin"), str(beside_python("")), os.environ.get("PATH", "")]
-        usual = {
-            "FLWR_TELEMETRY_ENABLED": "0",
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
-            "FLWR_DISABLE_UPDATE_CHECK": "1",
-        }
         return {
-            **usual,
             **os.environ,
+            **QUIET,
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
             "PATH": os.pathsep.join(paths),
             "FLWR_HOME": str(self.home(home)),
             "OMP_NUM_THREADS": str(self.threads),

@@ -28,7 +28,17 @@ _REACH = math.asinh(EDGE / SCALE)
 @functools.cache
 def middles(bins: int = BINS) -> NDArray[np.float64]:
     """Return the probability in the middle of each bin, also of histograms whose bins were merged to fewer."""
-    places = (2 * np.arange(bins) + 1) / bins - 1
+    return _probability((2 * np.arange(bins) + 1) / bins - 1)
+
+
+@functools.cache
+def lower_edges() -> NDArray[np.float64]:
+    """Return the lowest probability of each bin."""
+    return _probability(2 * np.arange(BINS) / BINS - 1)
+
+
+def _probability(places: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the probability at places between −1 and 1, the ends of the histogram."""
     return np.asarray(1 / (1 + np.exp(-SCALE * np.sinh(_REACH * places))), dtype=np.float64)
 
 
