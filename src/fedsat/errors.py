@@ -27,7 +27,7 @@ class TrainingError(FedsatError):
 
 
 class SkippedRoundError(TrainingError):
-    """A round has no result, but the training can go on with the next one."""
+    """A round has no result, but the training can continue with the next one."""
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:

@@ -201,7 +201,7 @@ def test_histograms_only_as_sums(tmp_path: Path) -> None:
         EvaluateWorker(run, 0, {"a": sent}, "nonce", True, {"a": {masks.public_key(masks.new_secret()): 1}}),
     ]
     for message in asked:
-        assert "asks for counts by class of this node alone, and histograms is false" in why(message, own)
+        assert "asks for this node's own counts by class, but histograms is false" in why(message, own)
     assert not Refused.sent_in(answer("train", Train(run, 0, 1, 0, sent, {}, False).pack(), own))
 
 

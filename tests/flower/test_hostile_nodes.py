@@ -180,7 +180,7 @@ def test_a_node_that_claims_all_samples_has_a_bounded_weight(clouds: Path) -> No
     run = run_federation(grid, configure(clouds, rounds=1), replace(QUICK, max_weight=5.0))
     weights = dict(zip(run.records[0].clients, run.records[0].weights, strict=True))
     assert weights == pytest.approx({0: 1 / 8, 1: 5 / 8, 2: 1 / 8, 3: 1 / 8})
-    assert any("client 1 has 1,099,511,627,776 samples and counts with 150" in note for note in run.setup.notes)
+    assert any("client 1 has 1,099,511,627,776 samples but counts as having 150" in note for note in run.setup.notes)
     with pytest.raises(fedsat.UsageError, match=r"terms.max_weight is 0.5; it must be 0 \(no limit\) or at least 1"):
         Terms(max_weight=0.5)
 
@@ -370,7 +370,7 @@ def test_a_client_that_returns_with_other_samples_is_refused(clouds: Path) -> No
     run.run_round()
     assert 2 not in run.records[2].clients
     assert any(
-        "samples: 1073741824, but 30 at the client's first greeting" in one["why"] for one in run.records[1].left_out
+        "samples: 1073741824, but 30 when the client first joined" in one["why"] for one in run.records[1].left_out
     )
 
 

@@ -119,13 +119,13 @@ def test_bytes_include_keys_and_wide_numbers() -> None:
 @pytest.mark.parametrize(
     ("method", "why"),
     [
-        ("fedsat", "workers would have to see single clients' models"),
-        ("fedsat:robust", "workers would have to see"),
+        ("fedsat", "its weights depend on workers' evaluations"),
+        ("fedsat:robust", "its weights depend on workers' evaluations"),
         ({"name": "fedavg", "weighting": "disco"}, "a client cannot compute its weight alone"),
         ({"name": "fedavg", "aggregator": "median"}, "its aggregator compares single updates"),
         ({"name": "fedavg", "aggregator": "multi-krum"}, "its aggregator compares single updates"),
-        ("scaffold", "its server uses the updates in other ways"),
-        ("elastic", "its server uses the updates in other ways"),
+        ("scaffold", "its server uses more of the updates"),
+        ("elastic", "its server uses more of the updates"),
     ],
 )
 def test_what_needs_more_than_a_sum_is_refused(method: Any, why: str) -> None:

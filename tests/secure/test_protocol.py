@@ -98,7 +98,7 @@ def test_two_clients_are_too_few() -> None:
         Exchange(range(2)).run()
 
 
-def test_clients_that_were_told_something_else_spoil_the_sum() -> None:
+def test_clients_with_a_different_task_spoil_the_sum() -> None:
     """A server that sends a special model to one client learns nothing (Pasquini et al. 2022)."""
     exchange = Exchange()
     exchange.bounds[4] = b"special model"
@@ -146,15 +146,15 @@ def test_changed_shares_are_refused() -> None:
 
 def test_a_client_reveals_one_secret_of_a_peer_and_only_once() -> None:
     parties, _, shares = up_to_masks()
-    with pytest.raises(SecureError, match="after the vector was sent"):
+    with pytest.raises(SecureError, match="after the vector is sent"):
         parties[0].reveal(range(6))
     parties[0].mask(encode(np.zeros(SIZE)), {k: sent[0] for k, sent in shares.items()}, b"")
     with pytest.raises(SecureError, match="only 4 of 6 clients sent their vectors, 5 are needed"):
         parties[0].reveal({0, 1, 2, 3})
     assert parties[0].reveal({0, 1, 2, 3, 4}).keys() == set(range(6))
-    with pytest.raises(SecureError, match="revealed once"):
+    with pytest.raises(SecureError, match="revealed only once"):
         parties[0].reveal(range(6))
-    with pytest.raises(SecureError, match="masked once"):
+    with pytest.raises(SecureError, match="masked only once"):
         parties[0].mask(encode(np.zeros(SIZE)), {k: sent[0] for k, sent in shares.items()}, b"")
 
 
@@ -180,7 +180,7 @@ def test_shares_of_a_secret() -> None:
         assert join({k: shares[k] for k in chosen}, 32) == secret
     other = split(secret, range(5), 3)
     assert all(shares[k] != other[k] for k in shares)
-    with pytest.raises(ValueError, match="do not belong together"):
+    with pytest.raises(ValueError, match="do not belong to one secret"):
         join({0: shares[0], 1: shares[1], 2: other[2]}, 32)
 
 

@@ -6,8 +6,8 @@ The node's owner writes the agreement, a TOML file that the node's configuration
     flower-supernode … --node-config 'folder="/data/ours" agreement="/etc/fedsat/agreement.toml"'
 
 Without a file, the defaults apply. Every message is checked against the agreement before a module is imported, a file
-is opened, or a tensor is decoded. What the agreement refuses raises an `AgreementError`, which names the setting. Its
-text is the only one that the server receives besides the class of an error (unless `errors` says otherwise).
+is opened, or a tensor is decoded. What the agreement refuses raises an `AgreementError`, which names the setting. The
+server receives its text. Of errors in the node's work, it receives only the class (unless `errors` says otherwise).
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Agreement:
     partitions: Annotated[tuple[str, ...], Option("accepted partitions of a dataset")] = (OWN,)
     optimizers: Annotated[tuple[str, ...], Option("accepted local optimizers")] = (OWN,)
     lr_schedules: Annotated[tuple[str, ...], Option("accepted schedules of the learning rate")] = (OWN,)
-    attacks: Annotated[tuple[str, ...], Option("accepted simulated attacks, none of which a node carries out")] = (OWN,)
+    attacks: Annotated[tuple[str, ...], Option("accepted simulated attacks, although nodes carry out none")] = (OWN,)
     privacies: Annotated[tuple[str, ...], Option("accepted kinds of differential privacy")] = (OWN,)
     datasets: Annotated[
         tuple[str, ...],
@@ -75,28 +75,32 @@ class Agreement:
     label: Annotated[str, Option("the only column of a table that the run may predict; empty: any")] = ""
     precisions: Annotated[tuple[str, ...], Option("accepted precisions of the training")] = ("float32", "bf16")
     min_batch_size: Annotated[int, Option("smallest local batch size", at_least=1)] = 8
-    max_epochs: Annotated[int, Option("most passes over the samples in a round", at_least=1)] = 20
-    max_steps: Annotated[int, Option("most local steps in a round, if the run sets steps", at_least=1)] = 10_000
+    max_epochs: Annotated[int, Option("largest number of passes over the samples in a round", at_least=1)] = 20
+    max_steps: Annotated[int, Option("largest number of local steps in a round, if the run sets steps", at_least=1)] = (
+        10_000
+    )
     max_lr: Annotated[float, Option("largest learning rate", above=0)] = 1.0
-    max_clients: Annotated[int, Option("most clients of a run", at_least=1)] = 100_000
+    max_clients: Annotated[int, Option("largest number of clients in a run", at_least=1)] = 100_000
     max_image_size: Annotated[int, Option("largest image_size in pixels", at_least=1)] = 1024
-    max_parameters: Annotated[int, Option("most parameters of a network", at_least=1)] = 100_000_000
+    max_parameters: Annotated[int, Option("largest number of parameters of a network", at_least=1)] = 100_000_000
     max_megabytes: Annotated[float, Option("largest message", above=0)] = 4096.0
     max_seconds: Annotated[float, Option("longest time that a request may take", above=0)] = 3600.0
-    min_samples: Annotated[int, Option("fewest samples with which this node trains", at_least=1)] = 16
-    min_class_samples: Annotated[int, Option("fewest samples of every class that this node has at all", at_least=1)] = 1
+    min_samples: Annotated[int, Option("smallest number of samples with which this node trains", at_least=1)] = 16
+    min_class_samples: Annotated[
+        int, Option("smallest number of samples in each class that this node has", at_least=1)
+    ] = 1
     report_at_least: Annotated[
-        int, Option("samples of a class below which this node reports nothing of the class", at_least=1)
+        int, Option("this node reports nothing about a class of which it has fewer samples than this", at_least=1)
     ] = 1
     histograms: Annotated[
-        bool, Option("whether the node may report counts by class that are not masked by those of others")
+        bool, Option("whether the node may report counts by class without masks, so that the server can read them")
     ] = True
     budget: Annotated[
-        str, Option("ε,δ of local differential privacy that this node spends in a run, at most; empty: any")
+        str, Option("largest ε,δ of local differential privacy that this node spends in a run; empty: any")
     ] = ""
     secure_clients: Annotated[
         int,
-        Option("fewest clients whose updates are added up by secure aggregation; 0: it may be left out", at_least=0),
+        Option("smallest number of clients in a secure aggregation; 0: runs may do without it", at_least=0),
     ] = 0
     members: Annotated[
         tuple[str, ...],
@@ -104,7 +108,7 @@ class Agreement:
     ] = ()
     errors: Annotated[
         Literal["class", "text"],
-        Option("what the server is told of other errors; their texts may quote data and paths"),
+        Option("what the server is told about other errors; their texts may quote data and paths"),
     ] = "class"
 
     def __post_init__(self) -> None:
@@ -190,14 +194,14 @@ class Agreement:
     def check_histogram(self, what: str) -> None:
         """Refuse to report counts by class, if they are not masked."""
         if not self.histograms:
-            raise AgreementError(f"{what} asks for counts by class of this node alone, and histograms is false")
+            raise AgreementError(f"{what} asks for this node's own counts by class, but histograms is false")
 
     def check_parameters(self, parameters: int) -> None:
         """Refuse a network that is too large."""
         self._at_most("parameters of the network", parameters, "max_parameters")
 
     def check_samples(self, class_counts: Indices) -> None:
-        """Refuse to train on few samples, or with a class that has few. The numbers themselves are not told."""
+        """Refuse to train on few samples, or with a class that has few. The error does not reveal the numbers."""
         present = class_counts[class_counts > 0]
         if present.sum() < self.min_samples:
             raise AgreementError(f"samples: fewer than {self.min_samples} (min_samples)")
@@ -261,7 +265,7 @@ class Part:
 
 
 def parts_in(settings: Mapping[str, Any]) -> Iterator[Part]:
-    """Yield the parts of a configuration. Only when the next one is asked for is the last one imported."""
+    """Yield the parts of a configuration. A part is imported only when the next one is requested."""
     for key, registry in PARTS.items():
         if key in settings:
             yield from _parts_of(key, registry, settings[key])

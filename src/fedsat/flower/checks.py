@@ -1,6 +1,6 @@
 """Checks of what nodes send, before it is used. A failed check raises a `RefusedError` with the reason.
 
-What a node says about its samples at its first greeting is what it is held to: the number that it trains on, evaluates
+What a node says about its samples when it first joins must not change later: the numbers that it trains on, evaluates
 on, and tests on.
 """
 
@@ -24,7 +24,7 @@ LARGEST = 1e15
 """Larger than any number in a useful model, but small enough for finite sums and squares in float32."""
 
 AXES, VALUES = 4, 2**26
-"""The most axes and values that a sample may have."""
+"""The largest numbers of axes and values that a sample may have."""
 
 
 class RefusedError(Exception):
@@ -55,13 +55,13 @@ def check_info(info: NodeInfo, run: RunSpec, clients: int) -> None:
 
 
 def check_same(info: NodeInfo, first: NodeInfo) -> None:
-    """Refuse a client that has other samples than at its first greeting."""
+    """Refuse a client whose samples have changed since it first joined."""
     for name in ("samples", "validation", "tested", "judged"):
         now, before = getattr(info, name), getattr(first, name)
         if now != before:
-            raise RefusedError(f"{name}: {now}, but {before} at the client's first greeting")
+            raise RefusedError(f"{name}: {now}, but {before} when the client first joined")
     if info.class_counts and (info.class_counts["class_counts"] != first.class_counts["class_counts"]).any():
-        raise RefusedError("class counts: other than at the client's first greeting")
+        raise RefusedError("class counts: not the same as when the client first joined")
 
 
 def check_update(reply: Trained, model: Model, uploads: State, samples: int, steps: int) -> None:

@@ -72,8 +72,8 @@ def reply(message: FlowerMessage, context: Context) -> FlowerMessage:
 def answer(kind: str, content: RecordDict, context: Context) -> RecordDict:
     """Return the content of the reply to a request of the given kind (Flower's message type).
 
-    Errors stay on the node, in its log. The server receives a `Refused` with the class of the error. Only what the
-    node's agreement refuses, and what is wrong with the message itself, is told in words.
+    Errors stay on the node, in its log. The server receives a `Refused` with the class of the error. It receives the
+    text as well if the node's agreement refuses the request or the message itself is invalid.
     """
     try:
         reply = handle(kind, content, context)
@@ -87,7 +87,7 @@ def answer(kind: str, content: RecordDict, context: Context) -> RecordDict:
 
 
 def _told(error: Exception, node: NodeConfig) -> str:
-    """Return what the server is told of an error."""
+    """Return what the server is told about an error."""
     if isinstance(error, AgreementError | MessageError | RefusedError):
         return clean(str(error))
     with suppress(FedsatError):

@@ -1,4 +1,4 @@
-"""Evaluations of global models by the nodes: what is asked, how replies are checked, and how they are put together."""
+"""Evaluations of global models by the nodes: the requests, the checks of the replies, and how replies are combined."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MARGIN = 2**20
 
 @dataclass(frozen=True)
 class Evaluations:
-    """Asks the nodes, and makes evaluations of their replies."""
+    """Asks the nodes for evaluations, and combines their replies."""
 
     members: Members
     classes: int
@@ -31,7 +31,7 @@ class Evaluations:
     max_weight: float
 
     def ask(self, message: Evaluate, samples: Mapping[int, int]) -> dict[int, Tree]:
-        """Ask clients to evaluate models on so many samples, and return the results that pass the checks."""
+        """Ask clients to evaluate models on these numbers of samples, and return the results that pass the checks."""
         local, classes = message.how == "local", self.classes
         count = len(message.models) or len(message.recalls["recalls"])
 
@@ -73,7 +73,7 @@ class Evaluations:
     def pooled(self, replies: Mapping[int, Tree], models: int, samples: Iterable[int]) -> list[Evaluation]:
         """Return the evaluations on the samples of all nodes together. `samples` are the numbers of all nodes.
 
-        No node counts with more than `max_weight` times their median.
+        No node counts as having more than `max_weight` times their median.
         """
         own = list(replies.values())
         most = limit(samples, self.max_weight)

@@ -17,7 +17,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 1.0
 """Seconds between polls for replies. Flower's `send_and_receive` polls every 3 s."""
 
 LOOK = 1.0
-"""Seconds between two looks at which nodes are still there."""
+"""Seconds between checks of which nodes are still connected."""
 
 
 @dataclass

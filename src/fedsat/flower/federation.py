@@ -17,7 +17,7 @@ NAME = "fedsat"
 """The name of the SuperLink in Flower's configuration."""
 
 KNOWN = b"already in use"
-"""In the answer of `flwr supernode register` if the SuperLink's database has the key from before."""
+"""In the output of `flwr supernode register` if the SuperLink's database already has the key."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class LocalFederation(Processes):
     """A SuperLink and SuperNodes as processes."""
 
     SERVER: ClassVar = ("link", "gate", "warm")
-    """The processes without which no run can go on."""
+    """The processes without which no run can continue."""
 
     tls: Tls | None = None
     keys: Path | None = None
@@ -82,7 +82,7 @@ class LocalFederation(Processes):
             self.register()
 
     def write_connection(self, home: Path) -> None:
-        """Write how to reach the SuperLink to a folder, which `flwr` uses if it is FLWR_HOME."""
+        """Write the SuperLink's address to a folder; `flwr` uses the folder that FLWR_HOME names."""
         connection: dict[str, Any] = {"address": f"127.0.0.1:{self.port}"}
         if self.tls is None:
             connection["insecure"] = True

@@ -1,4 +1,4 @@
-"""The gate of a federation: the only door that nodes, and strangers, can reach.
+"""The gate of a federation: the only part of it that other machines can reach.
 
 Flower's SuperLink serves everything on one port: messages to nodes, but also the commands of `flwr` and the tasks of
 its own processes, which ask for no password. Whoever reaches that port can run code on the server and on all nodes.
@@ -7,8 +7,8 @@ and only for keys that the operator has put into a folder:
 
     a node -- TLS --> gate (0.0.0.0:9092) -- TLS --> SuperLink (127.0.0.1:8000) <-- commands of the operator
 
-A request is not passed on as it came. It is written anew, from a known path, some headers, and a body of bounded size.
-The SuperLink checks the signature of the node's key in addition (`--enable-supernode-auth`).
+The gate does not forward a request unchanged. It writes a new one, with a known path, some of the headers, and a body
+of bounded size. The SuperLink also checks the signature of the node's key (`--enable-supernode-auth`).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ REQUESTS = frozenset(
         "confirm-message-received",
     )
 )
-"""What a SuperNode with a key asks for. It does not register itself: that is for the operator."""
+"""The requests of a SuperNode with a key. Nodes cannot register themselves; the operator does that."""
 
 HEALTH = "/health"
 
@@ -56,16 +56,16 @@ PUBLIC_KEY = "flwr-public-key"
 """The header with the node's public key (PEM, base64). The SuperLink verifies that the node has the private key."""
 
 FORBIDDEN = 10
-"""Flower's code of an error for a forbidden action. (Its nodes take the status 403 for the end of the run.)"""
+"""Flower's error code for a forbidden action. (Its nodes interpret the status 403 as the end of the run.)"""
 
 HEADERS = ("content-type", "content-length", "accept", "flwr-")
 """The headers that are passed on, by the beginning of their names."""
 
 LARGEST_BODY = 2**26
-"""Bytes of a request. Flower sends arrays in pieces of at most 5 MiB."""
+"""Largest size of a request in bytes. Flower sends arrays in pieces of at most 5 MiB."""
 
 CONNECTIONS = 1024
-"""Open connections; further ones are refused with status 503."""
+"""Largest number of open connections; further ones are refused with status 503."""
 
 TIMEOUT = 60.0
 """Seconds without any progress after which a request fails."""
@@ -205,7 +205,7 @@ def open_gate(
         verify=verify,
         timeout=TIMEOUT,
         limits=httpx.Limits(max_connections=CONNECTIONS),
-        trust_env=False,  # a proxy of the environment is not for addresses on this machine
+        trust_env=False,  # the environment's proxy cannot reach addresses on this machine
     )
     return uvicorn.Server(
         uvicorn.Config(
@@ -214,7 +214,7 @@ def open_gate(
             port,
             ssl_certfile=certificate,
             ssl_keyfile=str(key),
-            proxy_headers=False,  # what a stranger says of his address is not logged as his address
+            proxy_headers=False,  # log the real address, not the one that a client claims to have
             server_header=False,
             access_log=False,
             log_level="warning",

@@ -1,6 +1,6 @@
-"""The end of a federation's processes, also if the program that started them is killed.
+"""Ends a federation's processes, even if the program that started them is killed.
 
-A `Guard` runs this file as a process of its own and holds the other end of its standard input. Each line written there
+A `Guard` runs this file as a separate process and holds the other end of its standard input. Each line written there
 lists the process groups of the federation. When the program is gone, however it ended, the input ends, and the guard
 terminates the processes and removes the folder. It imports no packages, so it is small.
 
@@ -27,7 +27,7 @@ PATIENCE = 10.0
 
 
 class Guard:
-    """The guard of this process: ends what it watches when this process is gone."""
+    """The guard of this process: ends the processes that it watches when this process is gone."""
 
     def __init__(self, mark: str, folder: Path) -> None:
         command = [sys.executable, "-I", __file__, mark, str(folder)]

@@ -1,7 +1,8 @@
 """Bounds on what one node can do to numbers that are pooled over all nodes.
 
-The server cannot see how many samples a node has. It only knows what the node says, so a node counts with at most
-`max_weight` times the median of all nodes: in the weights, in the evaluations as a worker, and in the test.
+The server cannot see how many samples a node has, and only knows what the node reports. A node therefore counts as
+having at most `max_weight` times the median of all nodes: in the weights, in the evaluations as a worker, and in the
+test.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from fedsat.data.datasets import Moments
 from fedsat.flower.messages import NodeInfo
 
 SPREAD = 5.0
-"""How many standard deviations of the federation a node's mean may be from the median of all nodes, per channel."""
+"""Largest distance of a node's mean from the median of all nodes, in the federation's standard deviations."""
 
 
 def limit(samples: Iterable[int], max_weight: float) -> int | None:
-    """Return the most samples that a node counts with, or None if there is no limit."""
+    """Return the largest number of samples that a node can count as having, or None if there is no limit."""
     known = [number for number in samples if number]
     return max(1, int(max_weight * np.median(known))) if max_weight and known else None
 
 
 def counted(samples: int, most: int | None) -> int:
-    """Return the number of samples that a node counts with."""
+    """Return the number of samples that a node counts as having."""
     return samples if most is None else min(samples, most)
 
 
@@ -79,9 +80,9 @@ def _divided(total: int, shares: Sequence[int]) -> list[int]:
 def pooled_moments(infos: Sequence[NodeInfo], max_weight: float = 0.0) -> Moments:
     """Return mean and standard deviation over all nodes' samples: Var = Σ n_k (Var_k + (μ_k − μ)²)/n.
 
-    Before, each μ_k is brought to within `SPREAD` of the median m of all nodes, in units of s, and Var_k to at most
-    (SPREAD s)². s² is the median of Var_k + (μ_k − m)². So a minority of nodes, whatever they send, can move the mean
-    and the deviation by a few s. Where most nodes are constant, s is 0 and so is the deviation.
+    First, each μ_k is limited to a distance of SPREAD · s from the median m of all nodes, and Var_k to (SPREAD s)². s²
+    is the median of Var_k + (μ_k − m)². A minority of nodes, whatever they send, can therefore move the mean and the
+    deviation only by a few s. Where most nodes are constant, s is 0 and so is the deviation.
     """
     sizes = [info.samples + info.validation for info in infos]
     most = limit(sizes, max_weight)

@@ -1,4 +1,4 @@
-"""What the server knows of the nodes and needs after a restart. It is part of every checkpoint, as plain values."""
+"""What the server knows about the nodes and needs after a restart: a part of every checkpoint, as plain values."""
 
 from __future__ import annotations
 

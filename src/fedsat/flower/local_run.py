@@ -26,14 +26,14 @@ DERIVED = ("class_names", "schema")
 """Terms that follow from the dataset."""
 
 PAUSE = 0.2
-"""Seconds between two looks at the server's records and the processes."""
+"""Seconds between checks of the server's records and the processes."""
 
 REVIVALS = 100
 """How often nodes are started again, all together, before the run ends with an error."""
 
 
 class EndedError(FedsatError):
-    """Processes without which the run cannot go on have ended. It can continue with new ones."""
+    """Processes that the run needs have ended. It can continue with new ones."""
 
 
 @dataclass(frozen=True)

@@ -42,9 +42,9 @@ def usable(key: str) -> bool:
 
 
 def keys_of_a_pair(first: str, second: str) -> tuple[str, str]:
-    """Return the keys for one use that two workers get instead of each other's public keys: the first's, the second's.
+    """Return the one-time keys that two workers get in place of each other's public keys, the first worker's first.
 
-    Arguments are the public keys of the first and of the second.
+    The arguments are the public keys of the two workers.
     """
     r = X25519PrivateKey.generate()
     mine, yours = (r.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(key))).hex() for key in (second, first))

@@ -24,13 +24,13 @@ log = logging.getLogger("flwr")
 """Flower shows this log to the user who started the run."""
 
 NOTES = 20
-"""The most notes of a round, for each client."""
+"""Largest number of notes on each client in a round."""
 
 PAUSE = 0.2
 """Seconds between polls while waiting for nodes."""
 
 LARGEST_INFO = 2**24
-"""Bytes of a node's introduction."""
+"""Largest size of a node's introduction in bytes."""
 
 Received = TypeVar("Received", bound=Message)
 Checked = TypeVar("Checked")
@@ -57,7 +57,7 @@ class Members:
     nodes: dict[int, int] = field(default_factory=dict)
     """The node of each connected client."""
     infos: dict[int, NodeInfo] = field(default_factory=dict)
-    """The first introduction of each client that has ever been connected, with the key of its present node."""
+    """The first introduction of each client that has ever been connected, with the key of its current node."""
     _greeted: set[int] = field(default_factory=set)
     _queue: dict[int, NodeInfo] = field(default_factory=dict)
     _silent: set[int] = field(default_factory=set)
@@ -80,7 +80,7 @@ class Members:
     ) -> dict[int, Checked]:
         """Send messages and return the replies, as `request`, but ask again until enough clients have replied.
 
-        That is, `needed` of them, or all if the members are strict.
+        Enough are `needed` of them, or all if the members are strict.
         """
         needed, accepted = len(messages) if self.strict else needed, dict[int, Checked]()
         for attempt in range(self.retries + 1):
@@ -110,7 +110,7 @@ class Members:
     ) -> dict[int, Checked]:
         """Send messages to clients and return the replies of at most `most` bytes that pass `check`.
 
-        All other clients are noted.
+        Every other client gets a note.
         """
         self.refresh()
         nodes = {client: self.nodes[client] for client in messages if client in self.nodes}
@@ -212,7 +212,7 @@ class Members:
             self.note(None, "members", f"node {node} cannot participate: {error}")
 
     def _admit(self, node: int, info: NodeInfo) -> bool:
-        """Make a node a client; return whether it need not wait.
+        """Make a node a client; return False if it has to wait.
 
         It waits while the client has another node, unless that is silent. If this node knows the other's secret, it is
         the same node, whose process has started again.

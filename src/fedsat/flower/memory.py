@@ -1,5 +1,5 @@
-"""What a node stores between messages, unseen by the server: the client's state, a secret, and what it has spent of its
-differential privacy.
+"""What a node stores between messages, hidden from the server: the client's state, a secret, and the differential
+privacy that it has spent.
 
 The state after a round is stored next to the previous one until the server says which of them it used. So an update
 that arrived too late or was refused has no effect, as if the client had not been sampled.
@@ -42,7 +42,7 @@ class Memory:
             yield Memory(files)
 
     def reset(self) -> None:
-        """Draw a new secret when the server greets this node. All else is kept, as the server may have restarted.
+        """Draw a new secret when the server greets this node. The rest is kept, as the server may have restarted.
 
         A secret on disk is kept as well. The server recognises the node by its public half.
         """

@@ -5,7 +5,7 @@
     evaluate_worker  models of clients, without their names      -> vectors of counts each       (evaluate.worker)
     evaluate         global models, or their recalls             -> the client's accuracy        (evaluate)
 
-A node may reply to any of them that it refuses (`Refused`).
+A node may refuse any of them (`Refused`).
 `fedsat.flower.records` encodes them and checks the version; `fedsat.flower.checks` checks the values of the replies.
 """
 
@@ -27,7 +27,7 @@ from fedsat.tree import State, Tree
 RUN_ID = re.compile("(?:[0-9a-f]{32})?")
 
 LONGEST_RUN = 2**22
-"""Characters of a run's settings, class names and schema."""
+"""Largest number of characters of a run's settings, class names and schema."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def run_of(records: RecordDict) -> RunSpec:
 
 @dataclass(frozen=True)
 class Refused(Message):
-    """A node's reply if it cannot or will not do what is asked, instead of any other."""
+    """A node's reply, in place of any other, if it cannot or will not do what was asked."""
 
     error: str
     """The class of the error."""

@@ -39,9 +39,9 @@ class Processes:
     """Processes of Flower, and one that forks their tasks. Use it as a context manager, which stops them at the end."""
 
     folder: Path
-    """For the files of Flower; removed if this program is killed."""
+    """The folder for Flower's files; removed if this program is killed."""
     threads: int = 1
-    """Threads of each process."""
+    """Number of threads of each process."""
     logs: Path | None = None
     """The folder for what the processes print; by default, `logs` in `folder`."""
     echo: bool = False
@@ -69,7 +69,7 @@ class Processes:
         self.stop()
 
     def _begin(self) -> None:
-        """Start what runs from the beginning."""
+        """Start the processes that run from the beginning."""
         self.wait_for()
 
     def log(self, name: str) -> str:

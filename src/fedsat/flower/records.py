@@ -2,7 +2,7 @@
 
 This is the one place where the content of a message is decoded. The sender may be broken or malicious, so sizes are
 checked before anything is decoded, an array's header is matched rather than evaluated, and nothing is ever unpickled.
-Whatever is wrong raises a `MessageError`.
+Any fault raises a `MessageError`.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ HEAD, NUMBERS, REQUEST = "fedsat", "numbers", "request"
 """The names of a message's records: instructions, numbers, and the request that it is or answers."""
 
 LONGEST_TEXT = 200
-"""Characters of a text from another machine that are shown or stored."""
+"""Largest number of characters of a text from another machine that are shown or stored."""
 
 LARGEST_MESSAGE = 2**34
-"""Bytes of a message, unless the receiver knows a smaller limit."""
+"""Largest size of a message in bytes, unless the receiver knows a smaller limit."""
 
 _MAGIC = b"\x93NUMPY\x01\x00"
 _ARRAY = re.compile(
@@ -230,13 +230,13 @@ def unpack_array(content: bytes) -> Tensor:
     shape = tuple(int(side) for side in header["shape"].decode().split(",") if side)
     if dtype is None or math.prod(shape) * dtype.itemsize != len(content) - end:
         raise MessageError(f"cannot read an array: {len(content) - end} bytes do not hold {list(shape)} numbers")
-    if dtype.kind == "b":  # any other byte than 0 and 1 is no truth value
+    if dtype.kind == "b":  # bytes other than 0 and 1 are not Booleans
         return torch.from_numpy(np.frombuffer(content, np.uint8, offset=end).copy()).reshape(shape) != 0
     return torch.from_numpy(np.frombuffer(content, dtype, offset=end).copy()).reshape(shape)
 
 
 def size(records: RecordDict) -> int:
-    """Return the number of bytes of a message's content; as Flower counts them, but it fails at empty texts."""
+    """Return the number of bytes of a message's content, as Flower counts them; Flower itself fails at empty texts."""
     return sum(
         len(name) + sum(len(key) + _bytes(value) for key, value in record.items()) for name, record in records.items()
     )

@@ -40,7 +40,7 @@ from fedsat.tree import KeptStates, State, Tree, nbytes, norms, tree_map
 log = logging.getLogger("flwr")
 
 ROUNDED = 1 + 1e-3
-"""How much longer than its bound a clipped update can be because of rounding."""
+"""Factor by which a clipped update may exceed its bound because of rounding."""
 
 USED = "used"
 """The only state the server stores per client: the last round whose update it used."""
@@ -61,7 +61,7 @@ class RemoteEngine:
     ) -> None:
         """`test` evaluates models on the server's test set; None if it has none.
 
-        `known` is what the server knew of the nodes before it started again.
+        `known` is what the server knew about the nodes before a restart.
         """
         self.algorithm: Algorithm = config.algorithm
         self.initial_model = model
@@ -255,7 +255,7 @@ class RemoteEngine:
         if how == "expected":
             recalls = {"recalls": torch.stack([torch.from_numpy(one.recall) for one in evaluations])}
 
-        if self.protection.privacy.active:  # an accuracy would be an exact number of the client's samples
+        if self.protection.privacy.active:  # an accuracy would reveal an exact number about the client's samples
             return evaluations
         scores = detail.client_scores or (detail.scores and not evaluations)
         counts = detail.clients or detail.client_scores
@@ -300,7 +300,7 @@ class RemoteEngine:
         return Traffic(down, up, self._worker_bytes)
 
     def remembered(self) -> dict[str, Any]:
-        """Return what the server knows of the nodes."""
+        """Return what the server knows about the nodes."""
         members = self._members
         assert members.shape is not None
         return Known(self._run, vars(self._terms), members.shape, members.infos, self._workers.labels).to_json()

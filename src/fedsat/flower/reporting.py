@@ -1,7 +1,7 @@
-"""What a node reports about models as a worker, and what this spends of its differential privacy.
+"""What a node reports about models as a worker, and the differential privacy that this spends.
 
-A server that must not be trusted decides what it asks for, so the node keeps a ledger of its own. It adds up every
-update and report that the node has sent in this run, with the noise that they really had.
+The node does not trust the server, which decides what to ask for, so it keeps its own ledger. The ledger adds up every
+update and report that the node has sent in this run, with the noise that they actually had.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ class Revealed(Message):
 
 
 def bound_of(message: Train) -> bytes:
-    """Return a digest of what all clients of a round are told to compute: the run, the round, the model, and so on."""
+    """Return a digest of what all clients of a round are asked to compute: the run, the round, the model, and so on."""
     digest = hashlib.sha256(f"{message.run.text()}\0{message.round}".encode())
     trees = {"params": message.model.params, "buffers": message.model.buffers, **message.received}
     for name, tree in sorted(trees.items()):

@@ -89,7 +89,7 @@ def reveal(content: RecordDict, context: Context) -> Revealed:
 
 
 def refuse_count(config: Config) -> None:
-    """Refuse to evaluate the node's own model for the server, which would tell what the masks hide."""
+    """Refuse to evaluate the node's own model for the server, which would reveal what the masks hide."""
     if config.secure_aggregation:
         raise AgreementError("count is true, but the run has secure aggregation")
 
@@ -123,7 +123,7 @@ def members_of(agreement: Agreement) -> Mapping[int, bytes]:
 
 
 def party_of(memory: Memory) -> Party:
-    """Return the node's secrets of the present round."""
+    """Return the node's secrets of the current round."""
     if not memory.party:
         raise RefusedError(
             "the node has no secrets of this round; it has not introduced itself, or has revealed its shares"

@@ -79,7 +79,7 @@ class SecureRound:
         greetings = {client: Introduce(self.run, client, self.number, nonce) for client in clients}
         introduced = self.members.request(STAGE, greetings, Introduced, introduced_by, LARGEST)
         if len(introduced) < FEWEST:
-            return None  # a sum of fewer would say too much
+            return None  # a sum of fewer would reveal too much
         round_ = Round(introduced, next(iter(greetings.values())).context, bound)
         asked = {client: Share(self.run, client, self._of(introduced, peers)) for client, peers in round_.peers.items()}
 

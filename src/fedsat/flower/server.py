@@ -166,9 +166,9 @@ def assemble(transport: Transport, config: Config, terms: Terms, run_id: str = "
     pixels = None if dataset is None else data.Inputs.of(dataset).pixels
     refuse_buffers(config.privacy, model)
     notes = [dataset.note] if dataset is not None and dataset.note else []
-    notes += ["nodes report no accuracies, which would be exact"] if config.privacy.active else []
+    notes += ["nodes report no accuracies, because these would be exact"] if config.privacy.active else []
     notes += [
-        f"client {client} has {info.samples:,} samples and counts with {most:,}, as max_weight is {terms.max_weight:g}"
+        f"client {client} has {info.samples:,} samples but counts as having {most:,} (max_weight {terms.max_weight:g})"
         for client, info in sorted(members.infos.items())
         if most is not None and info.samples > most
     ]
@@ -205,7 +205,7 @@ def _check_terms(config: Config, terms: Terms) -> None:
     if config.privacy.active and (terms.test == "nodes" or config.client_accuracy != "expected"):
         what = "test is 'nodes'" if terms.test == "nodes" else f"client_accuracy is {config.client_accuracy!r}"
         raise UsageError(
-            f"{what}, for which nodes send exact numbers of their samples; with privacy, use test = 'server' and "
+            f"{what}, for which nodes send exact numbers about their samples; with privacy, use test = 'server' and "
             "client_accuracy = 'expected'"
         )
     others = min(config.workers - 1, config.clients - config.per_round)

@@ -1,9 +1,9 @@
-"""`flower-supernode` that asks for messages more often: every 0.2 s instead of every 3 s.
+"""A variant of `flower-supernode` that polls for messages every 0.2 s instead of every 3 s.
 
     python -m fedsat.flower.supernode OPTIONS OF flower-supernode
 
-Flower has no setting for it. So this process shortens the pauses of Flower's SuperNode, and no others, such as those
-before it tries to connect again.
+Flower has no setting for this. This process therefore shortens the pauses of the SuperNode's loop. Other pauses, such
+as those before it tries to connect again, are unchanged.
 """
 
 from __future__ import annotations

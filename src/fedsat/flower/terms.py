@@ -38,7 +38,7 @@ class Terms:
     max_weight: Annotated[
         float,
         Option(
-            "a client counts with at most this many times the median number of samples, whatever it says; 0: no limit",
+            "a client counts as having at most this many times the median number of samples; 0: no limit",
             at_least=0,
         ),
     ] = 20.0

@@ -93,7 +93,7 @@ def _become(task: dict[str, Any], outputs: list[int], commands: dict[str, Callab
 
 
 def ignore_code_in(folder: Path) -> None:
-    """Let no import find a module in this folder, where Flower unpacks the projects that the server sends.
+    """Hide this folder, where Flower unpacks the projects that the server sends, from imports.
 
     Otherwise the server could send a project whose code does anything on the node, whatever the node's agreement says.
     """
@@ -104,7 +104,7 @@ def ignore_code_in(folder: Path) -> None:
 
     def hook(entry: str) -> Empty:
         if not Path(entry).resolve().is_relative_to(folder.resolve()):
-            raise ImportError  # other hooks are asked
+            raise ImportError  # other hooks are tried
         return Empty()
 
     sys.path_hooks.insert(0, hook)

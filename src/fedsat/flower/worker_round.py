@@ -48,12 +48,12 @@ class Workers:
         return len(self.run.class_names)
 
     def samples(self, worker: int) -> int:
-        """Return the number of samples about which a worker reports, as at its first greeting; there may be none."""
+        """Return the number of samples about which a worker reports, as when it first joined; there may be none."""
         return self.members.infos[worker].judged
 
     @property
     def most(self) -> int | None:
-        """The most samples that a worker counts with."""
+        """The largest number of samples that a worker counts as having."""
         return None if self.noisy else limit(map(self.samples, self.members.infos), self.max_weight)
 
     @property
@@ -173,7 +173,7 @@ class Workers:
         return jobs
 
     def _possible(self, counts: Tensor, samples: int, workers: int = 1) -> Tensor:
-        """Return counts [3, m] of so many samples and workers; refuse those that cannot be."""
+        """Return counts [3, m] of these numbers of samples and workers; refuse impossible ones."""
         if not self.noisy:
             return check_counts(counts, samples)
         if int(counts.abs().max()) > workers * self.largest_count:

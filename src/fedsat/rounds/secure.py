@@ -41,7 +41,7 @@ def why_not(algorithm: Algorithm) -> str | None:
     """Return what a method needs besides the sum of the updates, or None."""
     if algorithm.weighting.needs_counts:
         return (
-            "workers would have to see single clients' models to evaluate them, and its weights are known only then; "
+            "its weights depend on workers' evaluations of single clients' models, which nobody may see; "
             "use --without pwa, or another weighting that needs no workers"
         )
     if algorithm.weighting.scale(torch.ones(1), 1.0) is None:

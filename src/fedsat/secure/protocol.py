@@ -9,14 +9,14 @@
 
 Client i has a seed b_i of its own mask, and a key s_i from which it derives a mask with each peer. In the sum over all
 clients, the masks of pairs cancel. If j has dropped out, its peers' shares give s_j, and with it the masks that do not
-cancel. For all others, they give b_i. A client gives shares of one secret of each peer, never of both, and only if as
-many clients as the threshold sent their vectors. The threshold is above two thirds, so no two groups of clients that
-could give one secret each exist unless a third of the clients collude with the server.
+cancel. For all others, they give b_i. A client reveals shares of only one secret of each peer, and only if at least
+the threshold number of clients sent their vectors. The threshold is above two thirds, so two groups that each
+reconstruct one of a peer's secrets have a third of the clients in common, who would have to collude with the server.
 
-`context` names the run and the round. Keys are signed with it if clients have identities: then the server cannot give
-out keys of its own. `bound` is a digest of everything that clients were told to compute. It enters the masks of pairs,
-so these cancel only between clients that were told the same: a server that sends a special model to one client
-(Pasquini, Francati and Ateniese, CCS 2022) gets random numbers.
+`context` names the run and the round. Clients with identities sign their keys together with it, so that the server
+cannot replace them by keys of its own. `bound` is a digest of everything that clients were asked to compute. It enters
+the masks of pairs, so these cancel only between clients that were asked to compute the same. A server that sends a
+different model to one client (Pasquini, Francati and Ateniese, CCS 2022) gets random numbers.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ KEY = 32
 
 
 class SecureError(FedsatError):
-    """The round cannot go on, or would reveal more than the sum."""
+    """The round cannot continue, or would reveal more than the sum."""
 
 
 def public_identity(identity: bytes) -> bytes:
@@ -65,7 +65,7 @@ class Introduction:
     signature: bytes = b""
 
     def signed(self, client: int, context: bytes) -> bytes:
-        """Return what the signature is about."""
+        """Return the content that is signed."""
         return b"\0".join([b"fedsat introduction", context, str(client).encode()]) + b"\0" + self.content
 
     @property
@@ -121,7 +121,7 @@ class Party:
     def mask(self, vector: Words, inbox: Mapping[int, bytes], bound: bytes) -> Words:
         """Return the masked vector; `inbox` are the ciphertexts of all peers that sent theirs."""
         if not self.peers or self.inbox:
-            raise SecureError("secure aggregation: a vector is masked once, after secrets were shared")
+            raise SecureError("secure aggregation: a vector can be masked only once, after secrets are shared")
         if not inbox.keys() <= self.peers.keys() or len(inbox) < threshold_of(len(self.peers)):
             raise SecureError(f"secure aggregation: {len(inbox)} of {len(self.peers)} clients shared their secrets")
         for client in inbox:
@@ -135,7 +135,7 @@ class Party:
         """Return a share for each peer: of its seed if it survived, otherwise of its key; only once in a round."""
         left = set(survivors)
         if self.revealed or not self.inbox:
-            raise SecureError("secure aggregation: shares are revealed once, after the vector was sent")
+            raise SecureError("secure aggregation: shares can be revealed only once, after the vector is sent")
         if not left <= self.inbox.keys() or len(left) < threshold_of(len(self.peers)):
             raise SecureError(
                 f"secure aggregation: only {len(left)} of {len(self.peers)} clients sent their vectors, "
@@ -251,7 +251,7 @@ def _agree(secret: bytes, public: bytes) -> bytes:
     try:
         return X25519PrivateKey.from_private_bytes(secret).exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:
-        raise SecureError("secure aggregation: a public key with which no secret can be agreed") from None
+        raise SecureError("secure aggregation: a public key is invalid") from None
 
 
 def _derive(secret: bytes, purpose: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""Shamir's secret sharing: any `threshold` shares give the secret, fewer say nothing about it (Shamir 1979)."""
+"""Shamir's secret sharing: any `threshold` shares give the secret, fewer reveal nothing about it (Shamir 1979)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ SIZE = 66
 """Bytes of a share."""
 
 PEERS = 100
-"""With more clients, each shares its secrets with so many others: 3 % of 10,000 clients suffice (Bell et al. 2020)."""
+"""With more clients, each shares its secrets with this many: 3 % of 10,000 clients suffice (Bell et al. 2020)."""
 
 FEWEST = 3
-"""With fewer clients, a sum would say too much about each of them."""
+"""With fewer clients, a sum would reveal too much about each of them."""
 
 
 def threshold_of(clients: int) -> int:
@@ -48,5 +48,5 @@ def join(shares: Mapping[int, bytes], size: int) -> bytes:
                 above, below = above * (other + 1) % PRIME, below * (other - holder) % PRIME
         total = (total + int.from_bytes(share, "big") * above * pow(below, -1, PRIME)) % PRIME
     if total >= 1 << 8 * size:
-        raise ValueError("the shares do not belong together")
+        raise ValueError("the shares do not belong to one secret")
     return total.to_bytes(size, "big")
