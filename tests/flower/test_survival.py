@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 import torch
 
 import fedsat
+from fedsat.cli import main
 from fedsat.errors import FedsatError
 from fedsat.experiment import Run, train
 from fedsat.experiment.sealed import DamagedError
@@ -206,3 +209,45 @@ def test_a_node_that_cannot_write_its_state(clouds: Path, tmp_path: Path) -> Non
     with pytest.raises(FedsatError, match=r"0 of 4 nodes joined .* cannot write to"):
         prepare(grid, configure(clouds), Terms(wait=0.2))
     assert prepare(nodes(clouds, tmp_path), configure(clouds), TERMS).folder is None
+
+
+def test_the_status_of_nodes(clouds: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Client 0 replies, client 1 is silent, client 2 leaves, and client 3 never joins."""
+    grid, out = nodes(clouds, tmp_path / "disk", [0, 1, 2]), tmp_path / "run"
+    seen: list[str] = []
+
+    def fault(request: Any, reply: Any) -> Any:
+        seen.append(shown(out, capsys))  # the server has sent the last request of this round
+        return None
+
+    run = prepare(grid, configure(clouds, per_round=CLIENTS), Terms(timeout=1.5, wait=0.2, min_fraction=0.25), out)
+    one, two = (next(n for n, c in grid.contexts.items() if c.node_config["partition-id"] == k) for k in (1, 2))
+    grid.faults[one] = lambda request, reply: reply if request.kind == "query.hello" else fault(request, reply)
+    grid.leave(two)
+    run.run_round()
+    assert "round 1, train; the server is running and wrote this 0 s ago" in seen[0]
+    assert "working for" in seen[0]
+    after = shown(out, capsys)
+    for pattern in (rf"0 +{one - 1} +here", rf"1 +{one} +silent since", rf"2 +{two} +gone since", "3 +has not joined"):
+        assert re.search(pattern, after), (pattern, after)
+    written = json.loads((out / "status.json").read_text())
+    written["server"] |= {"pid": 2**22 + 1, "time": written["server"]["time"] - 7300}
+    (out / "status.json").write_text(json.dumps(written))
+    assert "the server is not running; it wrote this 2 h ago" in shown(out, capsys)
+    written["server"]["host"] = "elsewhere"
+    (out / "status.json").write_text(json.dumps(written))
+    assert "; the server wrote this 2 h ago" in shown(out, capsys)
+    train(run)
+    written["server"] |= {"host": socket.gethostname()}
+    (out / "status.json").write_text(json.dumps(written))
+    assert "completed after 4 rounds" in shown(out, capsys)
+    (out / "status.json").write_text("{}")
+    assert "cannot be read" in shown(out, capsys)
+    assert "no status; no nodes train there" in shown(tmp_path / "nowhere", capsys)
+
+
+def shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit):
+        main(["status", str(folder)])
+    printed = capsys.readouterr()
+    return printed.out + printed.err

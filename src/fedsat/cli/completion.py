@@ -220,6 +220,7 @@ OPTIONS: dict[str, list[str]] = {
     "export": ["--to", "--model", "--out"],
     "report": ["--out", "--target", "--figures", "--table"],
     "list": [],
+    "status": [],
     "data get": ["--from"],
     "data list": [],
     "data show": LOOK_OPTIONS,

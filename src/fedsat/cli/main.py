@@ -50,6 +50,7 @@ COMMANDS = {
     ),
     "federate": Entry(NODES, "Train on real nodes with Flower, started on this machine.", "federate", "federate"),
     "keys": Entry(NODES, "Create the certificates and keys of a federation.", "keys", "keys"),
+    "status": Entry(NODES, "Show what the nodes of a run are doing.", "status", "status"),
     "superlink": Entry(NODES, "Start a server for nodes on other machines.", "superlink", "superlink"),
     "supernode": Entry(NODES, "Start a node with the data of this machine.", "supernode", "supernode"),
 }

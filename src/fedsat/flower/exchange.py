@@ -45,11 +45,13 @@ class Exchange:
         round_number: int,
         unreliable: Set[int] = frozenset(),
         present: Callable[[], Set[int]] | None = None,
+        replied: Callable[[int], None] | None = None,
     ) -> dict[int, Reply]:
         """Send messages to nodes and wait until all have replied or the timeout has passed.
 
         Once only `unreliable` nodes are missing, which did not reply before, they get as much time again as the others
-        needed. A node that is no longer `present`, which is asked every second, is not waited for.
+        needed. A node that is no longer `present`, which is asked every second, is not waited for. `replied` is called
+        with each node whose reply has arrived.
         """
         packed: dict[int, ArrayRecord] = {}
         waiting: dict[str, int] = {}
@@ -66,7 +68,10 @@ class Exchange:
         while True:
             received = self._receive(waiting)
             for request_id, reply in received.items():
-                replies[waiting.pop(request_id)] = reply
+                node = waiting.pop(request_id)
+                replies[node] = reply
+                if replied is not None:
+                    replied(node)
             if not waiting or time.monotonic() >= deadline:
                 break
             if replies and unreliable >= set(waiting.values()):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from fedsat.experiment.config import Config
 from fedsat.experiment.folder import CONFIG, NODE_STATES, RECORDS, SCHEMA, SUMMARY, read_records, read_summary
 from fedsat.flower.agreement import Agreement
 from fedsat.flower.federation import LocalFederation
+from fedsat.flower.presence import Status
 from fedsat.flower.terms import Terms
 from fedsat.metrics import RoundRecord
 
@@ -27,6 +29,9 @@ DERIVED = ("class_names", "schema")
 
 PAUSE = 0.2
 """Seconds between checks of the server's records and the processes."""
+
+GRACE = 5.0
+"""Seconds in which Flower learns of the end of a ServerApp. It notices one that was killed only after a minute."""
 
 REVIVALS = 100
 """How often nodes are started again, all together, before the run ends with an error."""
@@ -53,7 +58,7 @@ class LocalRun:
 
         `on_round` is called with every round as the server records it, `tell` with what happened to nodes.
         """
-        before, logged = _stamp(self.folder / SUMMARY), len(federation.log("run"))
+        before, logged, began = _stamp(self.folder / SUMMARY), len(federation.log("run")), time.time()
         start_nodes(federation, self.config, self.folder / NODE_STATES)
         terms = Terms(**self.terms, **self._agreed(federation.folder))
         process = submit(federation, self.config, terms, self.folder)
@@ -66,6 +71,11 @@ class LocalRun:
                 on_round(record)
             shown = max(shown, len(records))
             if running:
+                if self._lost_server(began, before):
+                    with suppress(subprocess.TimeoutExpired):
+                        process.wait(GRACE)
+                        continue
+                    raise EndedError("the ServerApp has ended")
                 revived += self._look_after(federation, tell)
                 if revived > REVIVALS:
                     raise FedsatError(f"nodes have ended {revived} times; their logs are in {self.folder / LOGS}")
@@ -79,6 +89,13 @@ class LocalRun:
         file = work / SCHEMA
         file.write_text(self.dataset.schema.to_json(), encoding="utf-8")
         return {"schema": str(file)}
+
+    def _lost_server(self, began: float, before: tuple[int, int] | None) -> bool:
+        """Whether the process of the ServerApp has ended without a summary."""
+        status = Status.read(self.folder)
+        if status is None or status.time < began or status.running is not False:
+            return False
+        return _stamp(self.folder / SUMMARY) in (before, None)
 
     def _look_after(self, federation: LocalFederation, tell: Callable[[str], None]) -> int:
         """Start nodes again that have ended, and return how many; raise an error if the server has ended."""

@@ -17,6 +17,7 @@ from fedsat.errors import TrainingError
 from fedsat.flower.checks import RefusedError, check_info, check_same
 from fedsat.flower.exchange import Exchange
 from fedsat.flower.messages import Hello, NodeInfo
+from fedsat.flower.presence import Presence
 from fedsat.flower.records import Message, MessageError, clean
 from fedsat.flower.transport import Failure, Reply
 
@@ -50,6 +51,8 @@ class Members:
     """The share of the sampled clients that must respond. If it is 1, all nodes must respond to every request."""
     retries: int = 0
     """How often those that did not respond are asked again, if too few did."""
+    presence: Presence = field(default_factory=Presence)
+    """What is told of the nodes to those who ask."""
     round: int = 0
     """The current round."""
     repeated: int = 0
@@ -116,7 +119,16 @@ class Members:
         nodes = {client: self.nodes[client] for client in messages if client in self.nodes}
         unreliable = {node for client, node in nodes.items() if client in self._silent}
         requests = {node: messages[client] for client, node in nodes.items()}
-        replies = self.exchange.request(requests, self.round, unreliable, self._present)
+        clients = {node: client for client, node in nodes.items()}
+        for node, client in clients.items():
+            self.presence.see(client, "working", node)
+        self.presence.round, self.presence.stage = self.round, stage
+        self.presence.write()
+
+        def replied(node: int) -> None:
+            self.presence.see(clients[node], "here", node)
+
+        replies = self.exchange.request(requests, self.round, unreliable, self._present, replied)
         accepted: dict[int, Checked] = {}
         for client in messages:
             reply = replies[nodes[client]] if client in nodes else Failure("its node is not connected")
@@ -124,6 +136,7 @@ class Members:
                 accepted[client] = check(client, self._read(client, reply, kind, most))
             except (RefusedError, MessageError) as error:
                 self.note(client, stage, str(error))
+        self.presence.write()
         return accepted
 
     def _present(self) -> set[int]:
@@ -158,6 +171,7 @@ class Members:
         for client, node in list(self.nodes.items()):
             if node not in connected:
                 del self.nodes[client]
+                self.presence.see(client, "gone", node)
                 self.note(client, "members", "its node has left")
         self.exchange.forget(self._greeted - connected)
         self._greeted &= connected
@@ -169,6 +183,7 @@ class Members:
         for node, info in list(self._queue.items()):
             if self._admit(node, info):
                 del self._queue[node]
+        self.presence.write()
 
     def agree_on_shape(self) -> None:
         """Use the shape of most nodes, or of those with the smallest client if there are several such shapes.
@@ -196,6 +211,8 @@ class Members:
         """Decode a reply. A client without a reply counts as silent, and another node may take its place."""
         if isinstance(reply, Failure):
             self._silent.add(client)
+            if client in self.nodes:
+                self.presence.see(client, "silent", self.nodes[client])
             raise RefusedError(reply.why)
         self._silent.discard(client)
         return kind.unpack(reply, most)
@@ -240,6 +257,7 @@ class Members:
         else:
             log.info("client %d is node %d", client, node)
         self.nodes[client] = node
+        self.presence.see(client, "here", node)
         self.infos[client] = info if first is None else replace(first, key=info.key)
         self._silent.discard(client)
         return True

@@ -37,6 +37,7 @@ from fedsat.flower.influence import counted, limit, pooled_moments
 from fedsat.flower.known import Known
 from fedsat.flower.members import Members
 from fedsat.flower.messages import Hello, RunSpec
+from fedsat.flower.presence import Presence
 from fedsat.flower.remote import RemoteEngine
 from fedsat.flower.terms import Terms
 from fedsat.flower.transport import GridTransport, Transport
@@ -97,7 +98,7 @@ def prepare(transport: Transport, config: Config, terms: Terms, out: Path | None
     if out is not None:
         refuse_used(out)
     run_id = uuid.uuid4().hex
-    setup = assemble(transport, config, terms, run_id)
+    setup = assemble(transport, config, terms, out, run_id)
     if out is None:
         return Run(setup, RunState(start(setup.engine)))
     nodes = {"id": run_id, "terms": vars(terms)}
@@ -114,12 +115,19 @@ def _resume(transport: Transport, config: Config, terms: Terms, path: Path) -> R
     run_id = str(read_nodes(path).get("id", ""))
 
     def connect(config: Config, remembered: Mapping[str, Any]) -> Setup:
-        return assemble(transport, config, terms, run_id, Known.of(remembered) if remembered else None)
+        return assemble(transport, config, terms, path, run_id, Known.of(remembered) if remembered else None)
 
     return restore(path, config.rounds, minutes=config.minutes, on_nodes=connect)
 
 
-def assemble(transport: Transport, config: Config, terms: Terms, run_id: str = "", known: Known | None = None) -> Setup:
+def assemble(
+    transport: Transport,
+    config: Config,
+    terms: Terms,
+    out: Path | None = None,
+    run_id: str = "",
+    known: Known | None = None,
+) -> Setup:
     """Wait for the nodes and build the engine. After a restart, what was `known` of the nodes stays valid."""
     _check_terms(config, terms)
     metrics, trackers = find_metrics(config.metrics), find_trackers(config.track)
@@ -136,7 +144,13 @@ def assemble(transport: Transport, config: Config, terms: Terms, run_id: str = "
         run = RunSpec(config.table(), _class_names(config, terms), True)
     run = replace(run, id=run_id, schema="" if schema is None else schema.to_json())
     members = Members(
-        Exchange(transport, terms.timeout), Hello(run), config.clients, shape, terms.min_fraction, terms.retries
+        Exchange(transport, terms.timeout),
+        Hello(run),
+        config.clients,
+        shape,
+        terms.min_fraction,
+        terms.retries,
+        Presence(out),
     )
     if known is not None:
         known.check(run, terms)
