@@ -39,7 +39,7 @@ def test_a_run_improves_and_leaves_its_files(tmp_path: Path) -> None:
 
     folder = tmp_path / "one"
     assert sorted(path.name for path in folder.iterdir()) == [
-        "checkpoints", "config.toml", "counts.npz", "metrics.jsonl", "model.safetensors",
+        "card.html", "card.md", "checkpoints", "config.toml", "counts.npz", "metrics.jsonl", "model.safetensors",
         "summary.json",
     ]  # fmt: skip
     assert read_records(folder) == run.records

@@ -1,6 +1,6 @@
 """The files of a run: config.toml, metrics.jsonl, summary.json, model.safetensors, best.safetensors,
-averaged.safetensors if a running mean of the global models is kept, schema.json if the data are a table, and
-counts.npz, the counts of the final model's evaluation.
+averaged.safetensors if a running mean of the global models is kept, schema.json if the data are a table,
+counts.npz, the counts of the final model's evaluation, and the model card, card.md and card.html.
 
 A run on real nodes also has nodes.json from the start. Checkpoints are written by `checkpoint`.
 """
@@ -21,6 +21,7 @@ import numpy as np
 from fedsat.algorithms import Model
 from fedsat.data import Schema
 from fedsat.errors import FedsatError, UsageError
+from fedsat.experiment.document import Document
 from fedsat.experiment.tensors import write_tensors
 from fedsat.metrics import Evaluation, RoundRecord
 
@@ -29,6 +30,7 @@ LAST_MODEL, BEST_MODEL, AVERAGED_MODEL = "model.safetensors", "best.safetensors"
 MODELS = {"last": LAST_MODEL, "best": BEST_MODEL, "averaged": AVERAGED_MODEL}
 """The files of a run's models."""
 COUNTS = "counts.npz"
+CARD, CARD_PAGE = "card.md", "card.html"
 ON_NODES = "nodes.json"
 NODE_STATES = "node-states"
 """The subfolder of the nodes' states, if the nodes are started together with the server (`fedsat federate`)."""
@@ -116,6 +118,12 @@ class RunFolder:
                 counts[name] = found
         with speaking_of(self.path), whole(self.path / COUNTS) as file:
             np.savez_compressed(file, allow_pickle=False, **counts)
+
+    def save_card(self, card: Document) -> None:
+        """Write the model card, as text and as a page."""
+        with speaking_of(self.path):
+            write_whole(self.path / CARD, card.markdown().encode())
+            write_whole(self.path / CARD_PAGE, card.html().encode())
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Write the summary, the last file of a run."""

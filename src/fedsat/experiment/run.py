@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from html import escape
@@ -15,6 +15,7 @@ from fedsat.algorithms import Model
 from fedsat.errors import FedsatError, UsageError
 from fedsat.experiment.average import running_mean
 from fedsat.experiment.callbacks import Callback, Callbacks, RoundFunction, as_callbacks
+from fedsat.experiment.card import Card
 from fedsat.experiment.checkpoint import KEPT, Checkpoint, Checkpoints, RunState
 from fedsat.experiment.client_states import StateFolder
 from fedsat.experiment.config import Config
@@ -214,10 +215,15 @@ class Run:
 
     def _thresholds(self, model: Model) -> Thresholds | None:
         """Return a final model's thresholds by the validation samples; nodes are not asked for so much again."""
-        if self.status != "completed" or self.setup.federation is None or not self.setup.validates:
+        if not self._has_thresholds:
             return None
         held = self.setup.engine.validate(model, Detail(scores=True))
         return None if held is None or held.histograms is None else Thresholds.of(held.histograms)
+
+    @property
+    def _has_thresholds(self) -> bool:
+        """Whether saved models have thresholds."""
+        return self.status == "completed" and self.setup.federation is not None and self.setup.validates
 
     def save_checkpoint(self) -> None:
         """Write a checkpoint, if the run has a folder and checkpoints are wanted."""
@@ -275,21 +281,43 @@ class Run:
         if self.state.averaged is not None:
             self.save_model("averaged", self.state.averaged)
         summary = self._final_summary(status, error)
-        if (final := self._final_evaluation()) is not None:
+        if (final := self._final_evaluation(self.model)) is not None:
             self.folder.save_counts(final)
             summary["final"] = final_measures(final, self.setup.metrics, self.setup.config.seed)
         self.save_model("last", self.model)
+        self.folder.save_card(self._card(summary, final).document())
         self.folder.finish(summary)
         if self.checkpoints is not None:
             self.checkpoints.end(keep=KEPT if status != "completed" else 1 if for_more else 0)
 
-    def _final_evaluation(self) -> Evaluation | None:
-        """Return the evaluation of the final model, with the scores; on real nodes, with what the metrics need."""
+    def _final_evaluation(self, model: Model) -> Evaluation | None:
+        """Return the evaluation of a final model, with the scores; on real nodes, the last, with what metrics need."""
         if self.setup.federation is None:
             return self.state.evaluation
         if self.status != "completed" or self.state.evaluation is None:
             return None
-        return self.setup.engine.evaluate([self.model], self.setup.config.client_accuracy, Detail(scores=True))[0]
+        return self.setup.engine.evaluate([model], self.setup.config.client_accuracy, Detail(scores=True))[0]
+
+    def _card(self, summary: Mapping[str, Any], final: Evaluation | None) -> Card:
+        """Return the model card, about the model that a user gets by default."""
+        setup, chosen, best = self.setup, self.selected, self.state.best
+        serves_best = chosen is not None and best is not None
+        number = chosen["round"] if chosen else self.training.rounds
+        found = next((record.metrics for record in self.records if record.round == number), {})
+        evaluation = final
+        if serves_best and best is not None:
+            evaluation = self._final_evaluation(best) if setup.federation is not None else None
+        return Card(
+            summary,
+            setup.config.table(),
+            setup.inputs,
+            "best" if serves_best else "last",
+            evaluation,
+            found,
+            setup.federation,
+            self._has_thresholds,
+            sum(tensor.numel() for tensor in self.model.params.values()),
+        )
 
     def _affords_a_last_checkpoint(self) -> bool:
         return self.checkpoints is not None and self.checkpoints.due_at_the_end(self.training)

@@ -74,6 +74,16 @@ class Metric:
         """Format a value for display."""
         return written(value, self.unit, digits)
 
+    def shown(self, value: float | None) -> str:
+        """Format a value that may be undefined."""
+        return "–" if value is None else self.written(value)
+
+    def range(self, interval: Sequence[float | None] | None) -> str:
+        """Format a confidence interval as `low–high`; nothing if it is unknown or undefined."""
+        if interval is None or interval[0] is None or interval[1] is None:
+            return ""
+        return f"{self.written(interval[0])}–{self.written(interval[1])}"
+
     def description(self) -> dict[str, Any]:
         """Return the description that reports need."""
         return {
@@ -94,6 +104,10 @@ class Measure:
     of_classes: bool = True
     scores: bool = False
     """Whether it needs histograms of the scores."""
+
+    def shown(self, value: float | None) -> str:
+        """Format a value that may be undefined."""
+        return "–" if value is None else written(value, self.unit)
 
     def overall(self, counts: Counts) -> Floats:
         """Return one number for all samples: that of the measure, or its mean over the classes."""

@@ -10,7 +10,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from fedsat.metrics import CHOICES, MEASURES, METRICS, Evaluation, Metric, known
+from fedsat.experiment.card import OF_CLASSES
+from fedsat.metrics import CHOICES, METRICS, Evaluation, Metric, known
 from fedsat.metrics.intervals import intervals
 from fedsat.report.tables import classes_table
 
@@ -19,10 +20,6 @@ OVERALL: Sequence[Metric] = (
     *(CHOICES[name] for name in ("f1", "mcc", "auroc", "average_precision", "brier", "ece")),
 )
 """What is shown about all samples."""
-OF_CLASSES = tuple(
-    each for each in MEASURES if each.name in ("recall", "precision", "specificity", "f1", "auroc", "average_precision")
-)
-"""What is shown about each class."""
 MOST_CLASSES = 12
 """Classes of the largest confusion matrix that fits on a terminal."""
 
@@ -55,8 +52,7 @@ def _overall_table(values: dict[str, Any]) -> Table:
         table.add_column(heading, justify="right" if heading else "left")
     for each in OVERALL:
         value, interval = values["overall"][each.name], values["intervals"].get(each.name)
-        range_ = "" if not interval or None in interval else "–".join(each.written(end) for end in interval)
-        table.add_row(Text(each.heading), "–" if value is None else each.written(value), range_)
+        table.add_row(Text(each.heading), each.shown(value), each.range(interval))
     return table
 
 

@@ -12,7 +12,7 @@ from rich.text import Text
 from fedsat.experiment.stopping import TEST
 from fedsat.experiment.store import StoredRun
 from fedsat.experiment.summary import mean_over
-from fedsat.metrics import CHOICES, MEASURES, METRICS, Measure, Metric, compared, written
+from fedsat.metrics import CHOICES, MEASURES, METRICS, Measure, Metric, compared
 from fedsat.report.comparison import ComparisonTable, comparison
 from fedsat.report.groups import Group, common_settings
 
@@ -30,12 +30,12 @@ def run_table(run: StoredRun) -> Table:
     shown = (*compared(run.imbalanced), *run.own_metrics)
     results: list[tuple[str, list[str]]] = []
     for model, numbers in _models(summary):
-        last = {each.name: _cell(each, numbers) for each in shown}
+        last = {each.name: each.shown(numbers.get(each.name)) for each in shown}
         last["worst_class_recall"] += f" ({names[numbers['worst_class']]})"
         results.append((f"last round{model}", list(last.values())))
         if not model and (ranges := summary.get("final", {}).get("intervals")):
-            results.append(("  95 % interval", [_range(each, ranges.get(each.name)) for each in shown]))
-        means = [_cell(each, numbers["last_ten"]) for each in shown]
+            results.append(("  95 % interval", [each.range(ranges.get(each.name)) for each in shown]))
+        means = [each.shown(numbers["last_ten"].get(each.name)) for each in shown]
         results.append((f"mean of {mean_over(summary['rounds'])}{model}", means))
         best = numbers["best"]
         highest = [percent(best["accuracy"]) if each is METRICS["accuracy"] else "" for each in shown]
@@ -89,26 +89,11 @@ def classes_table(
     for heading in ("class", "samples", *(f"{each.label} {each.unit}".rstrip() for each in measures)):
         table.add_column(Text(heading), justify="left" if heading == "class" else "right")
     for place, name in enumerate(names[:SHOWN_CLASSES]):
-        cells = [_written(each, values[each.name][place]) for each in measures]
+        cells = [each.shown(values[each.name][place]) for each in measures]
         table.add_row(Text(name), f"{values['samples'][place]:,}", *cells)
     if len(names) > SHOWN_CLASSES:
         table.caption = f"the first {SHOWN_CLASSES} of {len(names)} classes"
     return table
-
-
-def _cell(metric: Metric, values: Mapping[str, Any]) -> str:
-    return _written(metric, values.get(metric.name))
-
-
-def _written(metric: Metric | Measure, value: float | None) -> str:
-    return "–" if value is None else written(value, metric.unit)
-
-
-def _range(metric: Metric, interval: Sequence[float | None] | None) -> str:
-    """The confidence interval of the final model's metric over the test set, as `low–high`."""
-    if interval is None or interval[0] is None or interval[1] is None:
-        return ""
-    return f"{metric.written(interval[0])}–{metric.written(interval[1])}"
 
 
 def faults(summary: Mapping[str, Any]) -> str:
