@@ -1,8 +1,8 @@
-# Everything the project needs is installed here, into .venv, from constraints.txt.
+# Everything the project needs is installed into .venv, with the versions in constraints.txt.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# The stamp carries the pins: changing them or pyproject.toml installs again.
+# The stamp depends on the pinned versions: changing them, or pyproject.toml, installs again.
 STAMP := $(VENV)/.installed
 DOCS := $(VENV)/.installed-docs
 
@@ -48,14 +48,14 @@ $(DOCS): $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python benchmarks/engines.py
 
-# Asks PyPI's advisories about every installed package; fails if one has a known hole or could not be asked about.
+# Checks every installed package against published advisories; fails if one is vulnerable or cannot be checked.
 audit: $(STAMP)
 	$(PYTHON) -m venv $(VENV)/audit
 	$(VENV)/audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit
 	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+.*//; s/ @.*//' > $(VENV)/audit/installed.txt
 	$(VENV)/audit/bin/pip-audit --strict --no-deps --disable-pip --requirement $(VENV)/audit/installed.txt
 
-# Flower and pfl, for `make bench` to compare with.
+# Installs Flower and pfl, which `make bench` compares with.
 bench-peers:
 	$(PYTHON) -m venv $(VENV)-bench
 	$(VENV)-bench/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'

@@ -152,7 +152,7 @@ class PlainLoop:
         return seconds[0]
 
     def test_loss(self) -> float:
-        """Plainly."""
+        """Return the model's loss on the test set."""
         return self._work.test_loss(self._model)
 
 

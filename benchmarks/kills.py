@@ -1,9 +1,9 @@
-"""Kill parts of a federation with SIGKILL at random moments, and check that it ends as an undisturbed one.
+"""Kill parts of a federation with SIGKILL at random moments, and check that it ends like an undisturbed one.
 
     python -m benchmarks.kills                   (12 kills, about ten minutes on two cores)
 
-A part is the SuperLink, the ServerApp, a node, or all processes including `fedsat federate` itself. After the last, the
-run is continued with `fedsat resume`; after the others, it goes on by itself.
+A part is the SuperLink, the ServerApp, a node, or all processes including `fedsat federate` itself. After the last kind
+of kill, the run is resumed with `fedsat resume`; after the others, it continues by itself.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SETTINGS = [
     "--min-fraction=1", "--timeout=120",
 ]  # fmt: skip
 LONGEST = 600.0
-"""Seconds that a round may take, with everything that a kill costs."""
+"""Largest number of seconds for a round, including everything that a kill costs."""
 
 
 def main() -> None:
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def disturb(federation: Federation, kills: int, pace: float, draw: random.Random) -> int:
-    """Carry out a run with so many kills, each after a random time; return how many there were before its end."""
+    """Carry out a run with this many kills, each after a random time; return how many there were before its end."""
     federation.start()
     wait_for(lambda: federation.rounds > 0, LONGEST)
     for number in range(1, kills + 1):

@@ -7,7 +7,7 @@ Every method runs for five rounds on splits from mildly to extremely uneven, wit
 longest update ‖θ_k − Θ‖ of all rounds and seeds, in medians of its round. The length is divided by the number of steps
 of clients that took more steps than the median (`stretch`).
 
-The last row is the length of FedSat's aggregate relative to the limit that FedSat sets it: it should stay below 1.
+The last row is the length of FedSat's aggregate relative to its limit: it should stay below 1.
 """
 
 from __future__ import annotations

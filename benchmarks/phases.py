@@ -2,8 +2,8 @@
 
     python benchmarks/phases.py W3 fedavg fedsat --precision bf16 --kernels 20
 
-Medians over rounds of the stacked engine, after three that do not count. If clients differ in size, so do rounds;
-therefore the time of training is also given per sample, over all these rounds.
+The times are medians over rounds of the stacked engine, after three warm-up rounds. If clients differ in size, so do
+rounds. The training time is therefore also given per sample, over all these rounds.
 """
 
 from __future__ import annotations

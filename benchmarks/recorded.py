@@ -92,7 +92,7 @@ class RecordedSteps(EagerSteps):
 
 
 class CompiledSteps(RecordedSteps):
-    """The same with compiled recordings."""
+    """Takes steps by replaying compiled recordings."""
 
     compiled = True
 

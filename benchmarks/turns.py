@@ -1,4 +1,4 @@
-"""The protocol by which a peer is asked to run a round and reports its time: marked lines on stdin and stdout."""
+"""The protocol for asking a peer to run a round and report its time: marked lines on stdin and stdout."""
 
 from __future__ import annotations
 

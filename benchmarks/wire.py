@@ -69,7 +69,7 @@ def size(count: float) -> str:
 
 
 def write_images(folder: Path, shape: tuple[int, ...]) -> None:
-    """Return a few noisy images of each class."""
+    """Write a few noisy images of each class."""
     folder.mkdir()
     draw = np.random.default_rng(0)
     for prefix in ("", "test_"):

@@ -143,7 +143,7 @@ def show(
     if study.name in TABLES:
         say(console, coverage_of_tables(read_all(results)))
     if used == "smoke":
-        say(console, "smoke uses other data and small networks: these results cannot be compared with the paper")
+        say(console, "smoke uses other data and small networks: these results cannot be compared with the paper's")
 
 
 @app.command("tune")

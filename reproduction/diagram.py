@@ -27,7 +27,7 @@ STYLE: Any = {"svg.hashsalt": "ranks", "svg.fonttype": "none", "font.size": 9, "
 def write_diagrams(columns: Sequence[Sequence[Ranking]], path: Path) -> None:
     """Draw one column of diagrams for each set of methods, and one row for each measure.
 
-    The ground is white, so that the figure is legible on dark pages as well.
+    The background is white, so that the figure is legible on dark pages as well.
     """
     heights = [ABOVE + max(map(_depth, row)) for row in zip(*columns, strict=True)]
     with rc_context(STYLE), speaking_of(path):

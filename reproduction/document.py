@@ -34,40 +34,40 @@ HEAD = """# Results
 This page is generated from `results/*.csv` by `python -m reproduction write`.
 
 The tables show accuracy in per cent on the full test set, as mean ± standard deviation if there are several seeds.
-*Paper* is the printed number, which is that of the best round. *Best* is ours in the best round, chosen on test data as
-in the paper, and *difference* is our best minus the paper's. *Last ten* is the mean of the last ten rounds, which
-selects nothing.
+*Paper* is the printed number, which is that of the best round. *Best* is our best round, chosen on test data as in the
+paper, and *difference* is our best minus the paper's. *Last ten* is the mean of the last ten rounds, which involves no
+choice.
 """
 
 GLANCE = """## At a glance
 
-FedSat with its current defaults against the best of the other methods, in every setting in which at least two others
-were run: means of the last ten rounds over the seeds that all methods of a line have. The margin is FedSat minus the
-best other; losses are in bold; n is the number of classes per client. Runs on CIFAR have `precision=bf16`. Runs with
-other options, or with uneven sizes of LSMC clients, are further down.
+FedSat with its current defaults is compared with the best of the other methods, in every setting in which at least two
+others were run. The numbers are means of the last ten rounds, over the seeds that all methods of a line share. The
+margin is FedSat minus the best other; losses are in bold; n is the number of classes per client. Runs on CIFAR have
+`precision=bf16`. Runs with other options, or with LSMC clients of uneven sizes, are further down.
 """
 
 RANKS = """### Ranks
 
-Each method's mean rank over settings in which all methods of a line were run; rank 1 is the best. The Friedman test
-asks whether the methods differ at all (p). Two methods differ at the 5 % level if their mean ranks are further apart
-than the critical difference of the Nemenyi test.
+A method's rank is its mean over the settings in which all methods of a line were run; rank 1 is the best. The Friedman
+test asks whether the methods differ at all (p). Two methods differ at the 5 % level if their mean ranks are further
+apart than the critical difference of the Nemenyi test.
 """
 
 DIFFERENCES = """### Differences
 
-FedSat minus each other method, in points, as the mean over pairs of runs with the same setting and seed. In brackets is
-the 95 % bootstrap interval. Pairs of the same setting depend on each other, so it draws whole settings (10,000 samples,
-fixed seed). With few settings it is coarse.
+FedSat minus each other method, in points: the mean over pairs of runs with the same setting and seed, with the 95 %
+bootstrap interval in brackets. Pairs of the same setting depend on each other, so the bootstrap draws whole settings
+(10,000 samples, fixed seed). With few settings, the interval is coarse.
 """
 
 ALL = """## All methods
 
-Means of the last ten rounds over the seeds that all methods of a line have; a dash means that there is no run.
+Means of the last ten rounds over the seeds that all methods of a line share; a dash means that there is no run.
 """
 
-TUNING = """Each method tries values of its own option, with a seed that no table uses: three of them, judged
-on held-out training data, or in older trials those of its authors' grid, judged as the heading says. The best
+TUNING = """Each method tries values of its own option, with a seed that no table uses. It tries three values,
+judged on held-out training data; in older trials, it tries its authors' grid, judged as the heading says. The best
 value is used in all tables of the dataset. Methods without trials on a dataset keep their defaults there."""
 
 NOTES = "notes.md"
@@ -146,7 +146,7 @@ def section(study: Study, scale: str, results: Sequence[Result]) -> str:
     lines = [f"## {study.name}, {scale}: {study.title}", ""]
     lines += [f"- {line}" for line in verdict_lines(study, entries)]
     if scale == "short" and any(entry.printed is not None for entry in entries):
-        lines += ["- fewer rounds than in the paper; its numbers are higher for that reason alone"]
+        lines += ["- fewer rounds than in the paper, whose numbers are higher for that reason alone"]
     for where in dict.fromkeys(entry.where for entry in entries):
         lines += ["", f"### {where or study.title}", "", *_table([entry for entry in entries if entry.where == where])]
     absent = missing(study, results)

@@ -25,7 +25,7 @@ def contests(settings: Sequence[Setting]) -> list[Setting]:
 
 
 def lead_table(found: Sequence[Setting]) -> list[str]:
-    """Return FedSat, the best of the others, and the margin between them, by each measure; losses in bold."""
+    """Return FedSat, the best of the others, and the margin between them, for each measure; losses in bold."""
     names = [f"{name} | best other | margin" for name in NAMES.values()]
     lines = [f"| | {' | '.join(names)} | methods | rounds | seeds |"]
     lines += ["|---|" + "---:|---|---:|" * len(NAMES) + "---:|" * 3]
@@ -51,7 +51,7 @@ def lead(setting: Setting, column: str) -> tuple[float, str, float]:
 
 
 def lead_lines(found: Sequence[Setting]) -> list[str]:
-    """Describe, by each measure, in how many settings FedSat leads, and where it does not."""
+    """Describe, for each measure, in how many settings FedSat leads, and where it does not."""
     lines = []
     for name, column in MEASURES.items():
         leads = {setting.brief: lead(setting, column) for setting in found}
@@ -114,7 +114,7 @@ def rank_table(rankings: Sequence[Ranking]) -> list[str]:
 
 
 def rank_lines(rankings: Sequence[Ranking]) -> list[str]:
-    """Describe, by each measure, which methods FedSat is ahead of by more than the critical difference."""
+    """Describe, for each measure, which methods FedSat is ahead of by more than the critical difference."""
     return [
         f"- {ranking.measure}, {len(ranking.ranks)} methods: {CHAMPION} is ahead of "
         f"{', '.join(ranking.behind) or 'none'} by more than the critical difference."

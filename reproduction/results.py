@@ -198,7 +198,7 @@ def read_all(folder: Path) -> dict[tuple[str, str], list[Result]]:
 
 
 def add_results(path: Path, new: Iterable[Result]) -> list[Result]:
-    """Add results to a file, which several processes may do at once. Results of other cells and seeds stay.
+    """Add results to a file, which several processes may do at once. Results of other cells and seeds are kept.
 
     Without any results, this checks that the file can be written.
 

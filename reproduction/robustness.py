@@ -50,7 +50,7 @@ SPLITS: dict[str, dict[str, Any]] = {
     "LSMC n=4": {"name": "lsmc", "classes_per_client": 4},
 }
 ABSENT = "absent"
-"""No attack: all updates of the attackers are refused. A perfect filter would lose as much accuracy."""
+"""No attack: all updates of the attackers are refused. A perfect filter would lose the same accuracy."""
 ATTACKS = [
     "label-flip",
     "sign-flip",

@@ -176,7 +176,7 @@ STUDIES = {
         ),
         Study(
             "choice",
-            "ours: what FedSat's defaults are chosen on",
+            "ours: the choice of FedSat's defaults",
             panels=[
                 {"dataset": "mnist", "model": "mlp", "partition": "lsmc", "classes_per_client": 2},
                 {"dataset": "mnist", "model": "lenet5", "partition": "lsmc", "classes_per_client": 2},

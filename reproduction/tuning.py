@@ -69,7 +69,7 @@ TRIALS = "tuning.csv"
 """The file of all trials, in the folder of the results."""
 
 SEED = 1000
-"""Used by no table, so that options are not chosen on the draws that they are measured on."""
+"""A seed that no table uses, so that options are not chosen on the same draws on which they are measured."""
 
 COLUMNS = (
     "dataset",

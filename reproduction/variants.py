@@ -1,4 +1,4 @@
-"""Our own two studies besides the paper's: what FedSat's defaults are chosen on, and its options one by one.
+"""Our own two studies: the choice of FedSat's defaults, and its options one by one.
 
 A variant is written as a method followed by settings, such as `fedprox mu=0.1`.
 """
@@ -45,7 +45,7 @@ CHOICE = [
     "scaffold",
     "feddyn",
 ]
-"""The variants among which FedSat's defaults are chosen, on seeds that no table uses. ε₂ = 4 was chosen first."""
+"""The variants from which FedSat's defaults are chosen, on seeds that no table uses. ε₂ = 4 was chosen first."""
 
 
 def read_variant(label: str) -> tuple[str, list[tuple[str, Any]]]:

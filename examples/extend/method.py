@@ -23,7 +23,7 @@ class LocalMomentum(Algorithm):
         return {"momentum": zeros_like(model.params)}
 
     def begin(self, task: Task) -> State:
-        """Go on with the momentum of the client's last round."""
+        """Continue with the momentum of the client's last round."""
         return {"momentum": task.state["momentum"]}
 
     def step(self, task: Task, carry: State, params: Tree, grads: Tree) -> tuple[Tree, State]:

@@ -10,5 +10,5 @@ import fedsat
 
 @fedsat.metric(label="G-mean", unit="%", higher_is_better=True)
 def geometric_mean(evaluation: fedsat.Evaluation) -> float:
-    """Geometric mean of the recalls."""
+    """Return the geometric mean of the recalls."""
     return float(np.prod(evaluation.recall) ** (1 / len(evaluation.recall)))
