@@ -1,4 +1,4 @@
-"""Median, trimmed mean and multi-Krum: calculations by hand, and every method with each of them."""
+"""Median, trimmed mean, multi-Krum and the guarded mean: calculations by hand, and every method with each of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedsat.algorithms import Algorithm, FedAvg, FedDyn, Model, Scaffold, Server, aggregators, algorithms
-from fedsat.algorithms.aggregator import Aggregator, CoordinateMedian, MultiKrum, TrimmedMean, suspected
+from fedsat.algorithms.aggregator import Aggregator, CoordinateMedian, GuardedMean, MultiKrum, TrimmedMean, suspected
 from fedsat.algorithms.weighting import Uniform
 from fedsat.errors import UsageError
 from tests.support.byhand import after_rounds, make_updates, one, same, scalar, values
@@ -58,6 +58,24 @@ def test_multi_krum_by_hand() -> None:
 def test_multi_krum_keeps_the_chosens_weights_in_proportion() -> None:
     kept = MultiKrum(hostile=0.25).select(one(0, 1, 100, 1), weights(0.1, 0.2, 0.6, 0.1))
     assert kept.tolist() == pytest.approx([0.25, 0.5, 0, 0.25])
+
+
+def test_updates_that_repeat_share_one_weight() -> None:
+    # All have the length 5. Squared distances 0, 2, 10, 10, 10, 20, 20, 20, 50, 50: the median is 15. Closer than
+    # 0.04 · 15 are only the last two.
+    tree = {"w": torch.tensor([[3.0, 4.0], [4.0, 3.0], [5.0, 0.0], [0.0, 5.0], [0.0, 5.0]], dtype=torch.float64)}
+    assert GuardedMean(against=0).select(tree, FIFTH).tolist() == pytest.approx([0.25, 0.25, 0.25, 0.125, 0.125])
+    assert GuardedMean(against=0, repeats=0).select(tree, FIFTH).tolist() == pytest.approx([0.2] * 5)
+
+
+def test_updates_against_the_others_weigh_less() -> None:
+    # All have the length 1. The median is (1, 0). The cosines are 1, 1, 1 and 0.25; below half of the usual one, 1, the
+    # weight is multiplied by 0.25/0.5.
+    guarded, quarter = GuardedMean(repeats=0), weights(0.25, 0.25, 0.25, 0.25)
+    aside = {"w": torch.tensor([[1, 0], [1, 0], [1, 0], [0.25, 0.9375**0.5]], dtype=torch.float64)}
+    assert guarded.select(aside, quarter).tolist() == pytest.approx([2 / 7, 2 / 7, 2 / 7, 1 / 7])
+    assert guarded.select(one(1, 1, 1, -1), quarter).tolist() == pytest.approx([1 / 3, 1 / 3, 1 / 3, 0])
+    assert guarded.select(one(1, -1), weights(0.5, 0.5)).tolist() == pytest.approx([0.5, 0.5])  # no direction
 
 
 @pytest.mark.parametrize("clients", [1, 2, 3])
@@ -119,5 +137,8 @@ def trained(method: str, aggregator: str) -> Model:
 def test_every_method_accepts_every_aggregator(method: str, aggregator: str) -> None:
     robust = trained(method, aggregator)
     assert all(bool(torch.isfinite(tensor).all()) for tensor in robust.params.values())
-    if aggregator != "damped-mean":  # in this small federation updates may be neither long nor short enough
+    if aggregator not in (
+        "damped-mean",
+        "guarded-mean",
+    ):  # in this small federation updates may be neither long nor short enough
         assert not same(robust, trained(method, "mean"))

@@ -14,8 +14,9 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
+from fedsat.algorithms.reports import weighted_median
 from fedsat.options import Option, Registry, check
-from fedsat.tree import Tree, norms, tree_map, weighted_sum
+from fedsat.tree import Tree, norms, per_client, tree_map, weighted_sum
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,46 @@ class DampedMean(Aggregator):
         return tree_map(lambda tensor: len(weights) * tensor, self.centre(tree, weights))
 
 
+@aggregators.register("guarded-mean")
+@dataclass(frozen=True)
+class GuardedMean(DampedMean):
+    """The damped mean with lower weights for repeated updates and for updates against the others.
+
+    Each rule stops what the others cannot see: `longest` and `shortest` an unusual length, `repeats` several attackers
+    that send the same usual update, and `against` updates that undo the work of the others.
+    """
+
+    repeats: Annotated[
+        float,
+        Option("updates closer to each other than this many median distances share one weight", at_least=0, below=1),
+    ] = 0.2
+    against: Annotated[
+        float,
+        Option("damp updates whose cosine with the median is below this share of the usual cosine", at_least=0),
+    ] = 0.5
+
+    def select(self, client_updates: Tree, weights: Tensor) -> Tensor:
+        """Return the damped weights, shared among repeated updates, times min(1, max(0, cos_k)/(against · usual)).
+
+        cos_k is the cosine of a client's update and the median of every coordinate; the usual one is the median cosine.
+        """
+        damped = super().select(client_updates, weights)
+        shared = damped / self.crowd(client_updates).to(damped)
+        shared = shared / shared.sum()
+        cosines = cosines_with_median(client_updates, shared)
+        usual = self.against * cosines[shared > 0].quantile(0.5)
+        agreeing = shared * (cosines / usual).clamp(0, 1).to(shared)
+        # Without a usual direction, as with two opposite updates, there is nothing to compare with.
+        return agreeing / agreeing.sum() if bool(usual > 0) else shared
+
+    def crowd(self, client_updates: Tree) -> Tensor:
+        """Return how many updates, itself included, are as good as equal to each client's update, [K]."""
+        squares = squared_distances(client_updates)
+        pairs = squares[~torch.eye(len(squares), dtype=torch.bool, device=squares.device)]
+        near = squares < (self.repeats**2 * pairs.quantile(0.5) if len(pairs) else 0)
+        return near.fill_diagonal_(True).sum(1)
+
+
 @aggregators.register("multi-krum")
 @dataclass(frozen=True)
 class MultiKrum(Robust):
@@ -138,11 +179,7 @@ class MultiKrum(Robust):
         places = torch.nonzero(weights > 0).flatten()
         clients = len(places)
         suspects = suspected(self.hostile, clients)
-        squares = torch.zeros(clients, clients, dtype=torch.float64, device=weights.device)
-        for tensor in client_updates.values():
-            rows = tensor[places].reshape(clients, -1).double()
-            # Differences, because ‖a‖² − 2ab + ‖b‖² would lose small distances between long updates.
-            squares += torch.stack([(rows - row).square().sum(1) for row in rows])
+        squares = squared_distances(tree_map(lambda tensor: tensor[places], client_updates))
         # The smallest value of each row is the client's distance to itself, 0.
         scores = squares.sort(dim=1).values[:, 1 : 1 + max(1, clients - suspects - 2)].sum(1)
         chosen = places[scores.argsort(stable=True)[: clients - suspects]]
@@ -154,6 +191,27 @@ class MultiKrum(Robust):
 def suspected(share: float, clients: int) -> int:
     """Return the assumed number of malicious clients: the share rounded up, but less than half."""
     return min(math.ceil(share * clients - 1e-9), (clients - 1) // 2)
+
+
+def squared_distances(tree: Tree) -> Tensor:
+    """Return the squared distance of every two clients' trees, [K, K], in float64."""
+    total = torch.zeros((), dtype=torch.float64)
+    for tensor in tree.values():
+        rows = tensor.flatten(1).double()
+        # Differences, because ‖a‖² − 2ab + ‖b‖² would lose small distances between long updates.
+        total = total.to(rows.device) + torch.stack([(rows - row).square().sum(1) for row in rows])
+    return total
+
+
+def cosines_with_median(client_updates: Tree, weights: Tensor) -> Tensor:
+    """Return the cosine of each client's update and the weighted median of every coordinate, [K]; 0 for zero."""
+    middle = tree_map(
+        lambda tensor: weighted_median(tensor, per_client(weights, tensor).expand_as(tensor), dim=0)[None],
+        client_updates,
+    )
+    products = [(tensor.double() * middle[name].double()).flatten(1).sum(1) for name, tensor in client_updates.items()]
+    lengths = norms(client_updates) * norms(middle)
+    return torch.where(lengths > 0, torch.stack(products).sum(0) / lengths.clamp(min=1e-300), 0.0)
 
 
 def _middle(tensor: Tensor, left_out: int) -> Tensor:

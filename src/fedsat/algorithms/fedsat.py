@@ -19,7 +19,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from fedsat.algorithms.aggregator import DampedMean
+from fedsat.algorithms.aggregator import GuardedMean
 from fedsat.algorithms.base import (
     Algorithm,
     LocalResult,
@@ -171,9 +171,9 @@ def limit(model: Model, updates: Updates, weights: Tensor) -> Tensor:
 algorithms.preset(
     "fedsat:robust",
     of="fedsat",
-    summary="FedSat against malicious clients: medians of worker reports, a recall filter, damped updates",
+    summary="FedSat against malicious clients: medians of worker reports, a recall filter, the guarded mean",
     weighting=PrioritizedClassWeights(statistics="median", min_recall=0.9),
-    aggregator=DampedMean(),
+    aggregator=GuardedMean(),
 )
 algorithms.preset(
     "fedsat:paper",

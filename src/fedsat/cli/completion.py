@@ -88,6 +88,7 @@ PARTS = [
     "median",
     "trimmed-mean",
     "damped-mean",
+    "guarded-mean",
     "multi-krum",
 ]
 
