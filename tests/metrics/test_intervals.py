@@ -18,11 +18,12 @@ EVALUATION = Evaluation(
 )  # fmt: skip
 
 
-def sampled(classes: int, samples: int = 400) -> tuple[Evaluation, torch.Tensor, torch.Tensor]:
+def sampled(classes: int, samples: int = 400, scale: float = 1.0) -> tuple[Evaluation, torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
     labels = (torch.rand(samples, generator=generator) < 0.2).long()
     logits = torch.randn(samples, classes, generator=generator, dtype=torch.float64)
     logits[torch.arange(samples), labels] += 1
+    logits *= scale
     found, everyone = empty(1, classes, torch.device("cpu")), torch.ones(samples, dtype=torch.bool)
     add_scores(found, logits, labels, torch.zeros_like(labels), everyone)
     confusion = torch.zeros(classes, classes, dtype=torch.int64)
@@ -63,6 +64,13 @@ def test_two_classes_equal_a_bootstrap_of_samples() -> None:
     assert found["auroc"] == pytest.approx(np.percentile(by_hand, [2.5, 97.5]), abs=0.015)
     assert np.allclose(found["class_auroc"], [found["auroc"]] * 2)
     assert found["f1"][0] < CHOICES["f1"](evaluation) < found["f1"][1]
+
+
+def test_scores_that_are_close_together() -> None:
+    """AUROC depends on the order of the scores only, and so does its interval."""
+    chosen = [CHOICES["auroc"]]
+    wide, narrow = (intervals(sampled(2, scale=scale)[0], chosen, seed=0)["auroc"] for scale in (1, 0.05))
+    assert narrow == pytest.approx(wide, abs=0.015)
 
 
 def test_metrics_without_an_interval() -> None:

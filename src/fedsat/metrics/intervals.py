@@ -20,14 +20,15 @@ from numpy.typing import NDArray
 from fedsat.metrics import measures
 from fedsat.metrics.choose import known
 from fedsat.metrics.evaluation import Evaluation
-from fedsat.metrics.histograms import merged
+from fedsat.metrics.histograms import BINS, merged
 from fedsat.metrics.measures import Counts
 from fedsat.metrics.table import CHOICES, METRICS, Metric
 from fedsat.seeding import generator
 
 LEVEL, RESAMPLES = 0.95, 1000
-BINS = 512
-"""Bins of resampled scores; fewer than those of the histograms, which is faster and does not change the intervals."""
+FEWEST, MOST = 512, 3 * BINS
+"""Fewest bins of the resampled scores of a class, and most of all classes: fewer bins are faster, but they shift the
+intervals if the scores of all samples are close together."""
 TOGETHER = 1 << 24
 """Largest number of resampled counts in memory at a time."""
 
@@ -63,7 +64,7 @@ def _has_interval(metric: Metric, evaluation: Evaluation) -> bool:
 def _sizes(evaluation: Evaluation, scores: bool) -> list[int]:
     """Return the numbers of resamples that are drawn together, so that they fit into memory."""
     classes = len(evaluation.confusion)
-    cells = classes**2 + (classes + 1) * 2 * BINS * scores
+    cells = classes**2 + (classes + 1) * 2 * _bins(classes) * scores
     for clients in (evaluation.client_confusion, evaluation.class_mixes):
         cells += 0 if clients is None else len(clients) * classes**2
     size = max(1, min(RESAMPLES, TOGETHER // cells))
@@ -106,10 +107,19 @@ def _draw_scores(rng: np.random.Generator, histograms: NDArray[Any] | None, size
     """Draw the histograms of each class; with two classes, those of the first mirror those of the second."""
     if histograms is None:
         return None
-    rows = np.stack([_draw(rng, row, size) for row in merged(histograms, BINS)], axis=1)
+    coarser = merged(histograms, _bins(len(histograms) - 1))
+    rows = np.stack([_draw(rng, row, size) for row in coarser], axis=1)
     if len(histograms) == 3:
         rows[:, 0] = rows[:, 1, ::-1, ::-1]
     return rows
+
+
+def _bins(classes: int) -> int:
+    """Return the number of bins of the resampled scores of a class, a power of two."""
+    bins = BINS
+    while bins > FEWEST and bins * (classes + 1) > MOST:
+        bins //= 2
+    return bins
 
 
 def _percentiles(values: NDArray[Any]) -> Interval:
