@@ -1,4 +1,4 @@
-"""Parts that installed packages offer: found by name, imported when used, and unable to break what is here."""
+"""Parts that installed packages offer: found by name, imported when used, and unable to break fedsat's own parts."""
 
 from __future__ import annotations
 

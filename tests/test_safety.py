@@ -1,4 +1,4 @@
-"""What comes from elsewhere is data: it is never run, never unpickled, and never says where to write."""
+"""External content is data: it is never executed or unpickled, and never decides where files are written."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def member(
 
 def test_a_hostile_archive_writes_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDSAT_DATA", str(tmp_path / "cache"))
-    monkeypatch.setattr("fedsat.data.sources.download", lambda *_, **__: pytest.fail("nothing is to be fetched here"))
+    monkeypatch.setattr("fedsat.data.sources.download", lambda *_, **__: pytest.fail("nothing may be fetched here"))
     victim = tmp_path / "victim"
     victim.write_text("good")
     files = sources.ORIGINS["cifar10"].forms[0].files

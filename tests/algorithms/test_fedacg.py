@@ -1,4 +1,4 @@
-"""FedACG worked out by hand, and its cases that are other methods."""
+"""FedACG worked out by hand, and the special cases that equal other methods."""
 
 from __future__ import annotations
 

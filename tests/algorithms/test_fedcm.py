@@ -1,4 +1,4 @@
-"""FedCM worked out by hand, and its case that is FedAvg."""
+"""FedCM worked out by hand, and the special case that equals FedAvg."""
 
 from __future__ import annotations
 

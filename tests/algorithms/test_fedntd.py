@@ -1,4 +1,4 @@
-"""FedNTD's distillation worked out by hand, against torch's KL divergence, and its cases that are FedAvg."""
+"""FedNTD's distillation worked out by hand, against torch's KL divergence, and the special cases that equal FedAvg."""
 
 from __future__ import annotations
 

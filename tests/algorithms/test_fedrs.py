@@ -1,4 +1,4 @@
-"""FedRS's restricted softmax worked out by hand, and its case that is FedAvg."""
+"""FedRS's restricted softmax worked out by hand, and the special case that equals FedAvg."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FedSAM worked out by hand, its cases that are FedAvg, and what the extra pass must not touch."""
+"""FedSAM worked out by hand, the special cases that equal FedAvg, and what the extra pass must not touch."""
 
 from __future__ import annotations
 

@@ -98,14 +98,14 @@ def test_the_documentation_says_what_each_method_refuses() -> None:
 
 
 class Slower(SGD):
-    """An optimizer of one's own."""
+    """A user-defined optimizer."""
 
     def direction(self, params: Tree, grads: Tree, carry: State) -> tuple[Tree, State]:
         return tree_map(lambda g: g / 2, grads), carry
 
 
 class Halved(FedAvg):
-    """A step that knows nothing of the optimizer."""
+    """A step that ignores the optimizer."""
 
     def step(self, task: Task, carry: State, params: Tree, grads: Tree) -> tuple[Tree, State]:
         return tree_map(lambda p, g: p - task.lr * g / 2, params, grads), {}

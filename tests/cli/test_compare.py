@@ -102,7 +102,7 @@ def test_a_method_of_ones_own_in_processes(capsys: pytest.CaptureFixture[str]) -
     assert own["accuracy"] == fedavg["accuracy"]
 
 
-def test_what_nobody_foresaw_in_a_process_is_told_with_its_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unexpected_error_in_a_process_names_its_run(capsys: pytest.CaptureFixture[str]) -> None:
     Path("own_two.py").write_text(OWN)
     call = ["compare", *SMALL, "--jobs", "2", "--out", "own", "--methods"]
     code, out, err = fedsat(capsys, *call, "own_two:Wrong,fedavg,fedprox")
@@ -185,7 +185,7 @@ def test_compare_takes_up_what_was_interrupted(capsys: pytest.CaptureFixture[str
     assert results(Path("bad/fedsat-seed0-2")) == results(Path("whole/fedsat-seed0"))
 
 
-def test_what_there_is_to_know_of_runs_in_processes_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_notes_about_runs_in_processes_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     call = ["compare", *SMALL, "--methods", "fedavg,fedsat", "--checkpoint-every", "1", "--out"]
     fedsat(capsys, *call, "whole")
     for name in ("fedavg-seed0", "fedsat-seed0"):

@@ -1,4 +1,4 @@
-"""`fedsat predict` and `fedsat evaluate` on the kinds of files that people have."""
+"""`fedsat predict` and `fedsat evaluate` on common kinds of files."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ def test_hsu_by_hand() -> None:
 
 
 def test_hsu_mixes_are_those_of_the_prior() -> None:
-    """A large β gives every client the mix of the whole, β → 0 one class as long as there is enough of it."""
+    """With a large β, every client has the overall mix; with β → 0, a single class as long as it has samples left."""
     labels = np.repeat([0, 1, 2], [6000, 3000, 1000])
     even = counts_of(make_partition({"name": "hsu", "beta": 1e8}, labels, 3, 10, 0), labels, 10, 3)
     assert np.abs(even / 1000 - [0.6, 0.3, 0.1]).max() < 0.06  # four deviations of a binomial share

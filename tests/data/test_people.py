@@ -1,4 +1,4 @@
-"""Objects and files that people have: torchvision, MedMNIST, Hugging Face, data frames, pictures of different sizes."""
+"""Common objects and files: torchvision, MedMNIST, Hugging Face, data frames, pictures of different sizes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def pixels(count: int, seed: int = 0, side: int = 6) -> Any:
 
 
 class LikeTorchvision:
-    """Has what torchvision's datasets have: `classes`, and pairs of a picture and a number."""
+    """Like torchvision's datasets: `classes`, and pairs of a picture and a number."""
 
     classes = CLASSES
 
@@ -44,7 +44,7 @@ class LikeTorchvision:
 
 
 class LikeMedMNIST(LikeTorchvision):
-    """Has what the datasets of the package medmnist have: labels [1], and names in `info`."""
+    """Like the datasets of the package medmnist: labels [1], and names in `info`."""
 
     classes = None
     info: ClassVar[Any] = {"label": {"0": "adipose", "1": "debris", "2": "mucus"}}

@@ -1,4 +1,4 @@
-"""Tables from files: formats, the test set, clients, and what is said when a file cannot be meant."""
+"""Tables from files: formats, the test set, clients, and the errors for invalid files."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_fifth_of_each_class_is_held_out_and_clients_keep_a_row() -> None:
 
 
 def test_inputs_are_normalised_once() -> None:
-    """The schema does it with the training rows; engines multiply by 1 and add 0."""
+    """The schema normalises by the training rows, so engines multiply by 1 and add 0."""
     dataset = Dataset.from_table(patients(), label="outcome", drop=("hospital",))
     assert dataset.train.images[:, 0].mean() == pytest.approx(0, abs=1e-6)
     assert dataset.train.images[:, 0].std() == pytest.approx(1, abs=1e-6)

@@ -1,4 +1,4 @@
-"""Several devices compute what one computes. The devices of these tests are processes on the CPU."""
+"""Several devices compute the same as one. The devices of these tests are processes on the CPU."""
 
 from __future__ import annotations
 

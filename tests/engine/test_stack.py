@@ -1,4 +1,4 @@
-"""Runs that train together get the numbers that each gets alone."""
+"""Runs that train together get the same numbers as each run alone."""
 
 from __future__ import annotations
 

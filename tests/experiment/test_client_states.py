@@ -1,4 +1,4 @@
-"""Clients' states on disk: runs end as those that keep them in memory, and leave no files behind."""
+"""Clients' states on disk: runs end like those that keep them in memory, and leave no files behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a dataset brings: a table its model, and data that are already divided their clients."""
+"""Defaults that depend on the dataset: the model for a table, and the clients of data that are already divided."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ class Wilful(nn.Module):
         return self.last(x.flatten(1) if float(x.sum()) > 0 else -x.flatten(1))  # type: ignore[no-any-return]
 
 
-def test_failures_are_told(digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failures_are_reported(digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     predictor = fedsat.load(digits).predictor()
     with pytest.raises(UsageError, match=r"cannot write .*No such file"):
         export(predictor, tmp_path / "gone" / "model.pt2", "torch")

@@ -305,7 +305,9 @@ def test_unasked_checkpoints_take_a_small_part_of_the_time(tmp_path: Path, monke
     assert asked.due_at_the_end(after(10, megabytes=400))
 
 
-def test_last_digits_are_told_to_differ_on_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_note_says_that_the_last_digits_may_differ_on_another_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     killed_after(3, tmp_path)
     monkeypatch.setattr("fedsat.experiment.environment.__version__", "99")
     assert any("fedsat was" in note and "and is 99: the last digits" in note for note in fedsat.restore(tmp_path).notes)

@@ -266,7 +266,7 @@ def test_a_run_is_shown_in_a_line_and_in_notebooks_as_a_table() -> None:
 
 @pytest.mark.parametrize("engine", ["sequential", "stacked"])
 @pytest.mark.parametrize(("hook", "found"), [("begin", "Tensor under 'scale'"), ("end", "Tensor under 'scale'")])
-def test_hooks_that_return_something_else_are_told_what_was_expected(engine: str, hook: str, found: str) -> None:
+def test_errors_about_hooks_say_what_was_expected(engine: str, hook: str, found: str) -> None:
     algorithm = f"{__name__}:Bare{hook.title()}"
     with pytest.raises(UsageError, match=rf"Bare{hook.title()}.{hook} returned a {found}; it must return named trees"):
         fedsat.run(**SMALL, algorithm=algorithm, engine=engine)

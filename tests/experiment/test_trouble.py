@@ -68,7 +68,7 @@ def test_a_disk_full_amid_a_line_keeps_whole_lines(tmp_path: Path) -> None:
     assert results(tmp_path / "run") == results(tmp_path / "whole")
 
 
-def test_a_folder_that_vanishes_is_told_at_the_next_round(tmp_path: Path) -> None:
+def test_a_folder_that_vanishes_is_reported_at_the_next_round(tmp_path: Path) -> None:
     rounds: list[int] = []
 
     def remove(run: Run, line: RoundRecord) -> None:

@@ -1,4 +1,4 @@
-"""A node does only what it agreed to, whatever the server sends, and tells the server no more than it must."""
+"""A node does only what it agreed to, whatever the server sends, and reveals no more to the server than it must."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_no_module_is_imported_that_is_not_listed(case: str, spy: Path) -> None:
 
 @pytest.mark.parametrize("dataset", ["housekeeping:data", "/etc/passwd", "mnist", "."])
 def test_the_server_does_not_choose_the_data(dataset: str, spy: Path) -> None:
-    """With data of its own, the node ignores the run's dataset; without, only data of the package may be chosen."""
+    """A node with its own data ignores the run's dataset; for others, a run may choose only datasets of the package."""
     assert Hello(run_of(settings(dataset=dataset))).kind == "query.hello"
     reply = answer("query.hello", Hello(run_of(settings(dataset=dataset))).pack(), node())
     assert not Refused.sent_in(reply)

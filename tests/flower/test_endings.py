@@ -1,4 +1,4 @@
-"""However `fedsat federate` or the example's nodes end, none of their processes stays."""
+"""However `fedsat federate` or the example's nodes end, none of their processes is left."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ def test_a_node_decides_which_classes_are_rare(clouds: Path, tmp_path: Path) -> 
 
 
 def test_workers_without_validation_samples(clouds: Path) -> None:
-    """They report nothing, and the record has no remark about them."""
+    """They report nothing, and the record has no note about them."""
     partition = {"name": "quantity", "beta": 0.2}
     table = settings(clouds, algorithm="fedsat", validation=0.1, partition=partition)
     alone = fedsat.run(**table)

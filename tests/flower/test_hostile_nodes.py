@@ -1,4 +1,4 @@
-"""Nodes that try to stop the run, take it over, or spoil its numbers: the run goes on without them."""
+"""Nodes that try to stop the run, take it over, or spoil its numbers: the run continues without them."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def test_a_budget_stops_a_federation(clouds: Path) -> None:
 
 
 def test_repeated_requests_are_charged(clouds: Path) -> None:
-    """A node is silent when it is first asked; it may have sent its update, so all of this round counts twice."""
+    """A node does not reply to the first request, but it may have sent its update, so this round counts twice."""
     grid, asked = FaultyNodes(*nodes(clouds)), list[str]()
 
     def late(request: Request, reply: RecordDict) -> RecordDict | None:

@@ -181,7 +181,7 @@ def flwr(federation: LocalFederation, home: Path, *arguments: str) -> subprocess
 
 
 def test_no_one_but_the_operator_submits(tmp_path: Path) -> None:
-    """A stranger has the public `ca.crt` and a project of his own; a node has a registered key as well.
+    """An outsider has the public `ca.crt` and another project; a node has a registered key as well.
 
     Not even the operator's code runs on a node that is started by fedsat.
     """

@@ -1,4 +1,4 @@
-"""A federation that is interrupted ends as if it had not been, wherever the clients' states survive."""
+"""An interrupted federation ends like an uninterrupted one if the clients' states survive."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def nodes(clouds: Path, disk: Path, clients: Any = range(CLIENTS)) -> FaultyNode
 
 
 def begun(config: fedsat.Config, clouds: Path, folder: Path, rounds: int, terms: Terms = TERMS) -> None:
-    """Run some rounds, and end without a word, as after SIGKILL."""
+    """Run some rounds, and end without any cleanup, as after SIGKILL."""
     run = prepare(nodes(clouds, folder / "disk"), config, terms, folder / "run")
     for _ in range(rounds):
         run.run_round()

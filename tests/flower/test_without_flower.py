@@ -1,4 +1,4 @@
-"""Where Flower is not installed, fedsat says so; everything else works."""
+"""Without Flower, fedsat says what to install, and everything else works."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 MODELS: dict[str, Any] = {"mlp": {"name": "mlp", "hidden": [8]}, "resnet8": {"name": "resnet8", "width": 2}}
 ONLY_MLP = {"fedacg", "fedcm", "feddisco", "fedlesam", "fedrs", "fedvls"}
-"""On the ResNet, these differ from other methods by nothing that depends on the model; leaving it out saves time."""
+"""Methods that differ from others in nothing that depends on the model; leaving out the ResNet for them saves time."""
 MATRIX = {
     f"{method} {model} {engine}": {"algorithm": method, "model": MODELS[model], "engine": engine}
     for method in algorithms

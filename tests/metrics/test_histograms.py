@@ -1,4 +1,4 @@
-"""Histograms of scores: as good as the scores, exact where probabilities are almost 0 or 1, and additive."""
+"""Histograms of scores: as accurate as the scores, exact where probabilities are almost 0 or 1, and additive."""
 
 from __future__ import annotations
 

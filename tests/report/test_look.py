@@ -43,7 +43,7 @@ def test_a_division_without_skew_asks_for_nothing_but_fedavg() -> None:
 
 
 def test_chance_is_not_taken_for_skew() -> None:
-    """Random samples of 20 clients differ by 0.16; that is what chance gives, so it suggests no other method."""
+    """Random samples of 20 clients differ by 0.16, as expected by chance, so no other method is suggested."""
     rng = np.random.default_rng(0)
     counts = rng.multinomial(30, np.full(5, 0.2), size=20)
     assert fedsat.data.Summary.of(counts).skew > 0.1

@@ -55,7 +55,7 @@ def test_what_the_smaller_tables_leave_out() -> None:
     assert (config.dataset, config.workers, config.lr, config.model["name"]) == ("cifar10", 7, 0.001, "resnet8")
     methods = [configure(ablation, cell, "full", 0).method for cell in cells(ablation)[::3]]
     assert methods == ["fedsat-psl-pwa", "fedsat-pwa", "fedsat-psl", "fedsat"]
-    # FedSat with w = 15 on MNIST is the very cell of table-ls: it is run once for both.
+    # FedSat with w = 15 on MNIST is the same cell as in table-ls: it is run once for both.
     same = configure(workers, cells(workers)[2], "full", 0)
     (cell,) = select(STUDIES["table-ls"], {"model": ["lenet5"], "lr": ["0.01"], "method": ["fedsat"]})
     assert identity(same.table()) == identity(configure(STUDIES["table-ls"], cell, "full", 0).table())
@@ -159,7 +159,7 @@ def test_methods_are_judged_over_the_seeds_that_all_have() -> None:
     def entry(method: str, seeds: list[int], accuracies: list[float]) -> Entry:
         return Entry(method, "mnist, mlp", "", 90.0, seeds, accuracies, accuracies, accuracies)
 
-    # FedSat's third seed is its luck; over seeds 0 and 1 it is at 92, SCAFFOLD at 93.
+    # FedSat's third seed is an outlier. Over seeds 0 and 1, FedSat has 92 and SCAFFOLD 93.
     entries = [entry("fedsat", [0, 1, 2], [91.0, 93.0, 99.0]), entry("scaffold", [1, 0], [94.0, 92.0])]
     verdict = judge(study, entries, lambda entry: sum(entry.best) / len(entry.best))
     assert verdict is not None

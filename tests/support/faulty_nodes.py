@@ -13,7 +13,7 @@ from fedsat.flower.node_data import NodeConfig
 from fedsat.flower.transport import Failure, Reply, Request
 
 LENIENT = Path(__file__).with_name("agreement.toml")
-"""An agreement for tests with small data; nodes tell the texts of errors."""
+"""An agreement for tests with small data; nodes report the texts of errors."""
 
 Fault = Callable[[Request, RecordDict], RecordDict | None]
 """Maps a request and the honest reply to what the node sends instead; None for no reply."""

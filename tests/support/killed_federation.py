@@ -1,4 +1,4 @@
-"""Kill parts of `fedsat federate` with SIGKILL, bring the run to its end, and compare it with an undisturbed one."""
+"""Kill parts of `fedsat federate` with SIGKILL, let the run complete, and compare it with an undisturbed one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MARK = "FEDSAT_KILLED"
 PARTS = ("SuperLink", "ServerApp", "node", "all")
 
 OF_THE_WAY = ("seconds", "bytes_down", "bytes_up", "bytes_workers", "bytes_evaluate", "left_out", "repeated")
-"""Entries of a record that tell how a round went, and not what came out."""
+"""Entries of a record that describe how a round went, not its results."""
 
 
 @dataclass
@@ -85,7 +85,7 @@ class Federation:
 
     @property
     def running(self) -> bool:
-        """Whether the run goes on."""
+        """Whether the run is still in progress."""
         return self.process is not None and self.process.poll() is None
 
     def _processes(self) -> dict[int, str]:

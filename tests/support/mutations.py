@@ -19,7 +19,7 @@ from fedsat.errors import FedsatError
 
 T = TypeVar("T")
 EFFORT = int(os.environ.get("FEDSAT_FUZZ", "0"))
-"""Unset, the tests try the same few examples each time; FEDSAT_FUZZ=20 tries 20 times as many, and others each time."""
+"""If it is unset, tests try the same few examples each time. FEDSAT_FUZZ=20 tries 20 times as many, different ones."""
 
 
 def tries(examples: int) -> settings:

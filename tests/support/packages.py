@@ -13,7 +13,7 @@ from fedsat.entry_points import offers
 
 @contextmanager
 def installed(folder: Path, name: str, groups: Mapping[str, Mapping[str, str]]) -> Iterator[None]:
-    """Let `folder`, which holds the modules, be where the package `name` is installed."""
+    """Make `folder`, which holds the modules, look like the place where the package `name` is installed."""
     info = folder / f"{name.replace('-', '_')}-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n", encoding="utf-8")

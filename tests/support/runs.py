@@ -1,4 +1,4 @@
-"""Small runs that tests share, and what must be equal of two of them."""
+"""Small runs that tests share, and a comparison of two of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TINY: dict[str, Any] = {
 
 
 def killed_after(rounds: int, folder: Path, /, **settings: Any) -> None:
-    """Begin a run and let it end as by SIGKILL: nothing is written once the last round was."""
+    """Begin a run and end it as if by SIGKILL: nothing is written after the last round."""
     run = fedsat.prepare(fedsat.configure(**{**TINY, **settings}), folder)
     for _ in range(rounds):
         run.run_round()
