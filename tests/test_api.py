@@ -76,7 +76,7 @@ def test_a_target_is_a_share() -> None:
         fedsat.compare("fedavg", target=85, **TINY)
 
 
-def test_a_grid_may_change_what_the_dataset_brings() -> None:
+def test_a_grid_may_change_the_defaults_of_the_dataset() -> None:
     found = fedsat.compare("fedavg", dataset="clinics-synthetic", grid={"per_round": [2, 4]}, rounds=1, epochs=1)
     assert [run.table["per_round"] for run in found.runs] == [2, 4]
     assert {run.table["model"]["name"] for run in found.runs} == {"tabular"}

@@ -35,7 +35,7 @@ def test_two_steps_by_hand(optimizer: SGD, theta: float) -> None:
     assert bowls.theta == pytest.approx(theta, abs=1e-5)  # torch's clipping adds 1e−6 to the norm
 
 
-def test_clients_are_clipped_one_by_one_over_all_parameters() -> None:
+def test_clients_are_clipped_individually_over_all_parameters() -> None:
     # Norms 5 and 1; the largest allowed is 2.5.
     grads = {"w": torch.tensor([[3.0], [0.6]]), "b": torch.tensor([[4.0], [0.8]])}
     clipped = SGD(clip=2.5).gradient(grads, grads)
@@ -111,7 +111,7 @@ class Halved(FedAvg):
         return tree_map(lambda p, g: p - task.lr * g / 2, params, grads), {}
 
 
-def test_a_method_with_a_step_of_its_own_refuses_what_it_would_ignore() -> None:
+def test_a_method_with_its_own_step_refuses_settings_that_it_would_ignore() -> None:
     assert Halved().refuses.keys() == {"optimizer", "momentum", "nesterov", "weight_decay", "clip"}
     engine = make_engine(Halved(), local={"optimizer": SGD(momentum=0.5)})
     with pytest.raises(UsageError, match=r"Halved.step returned the carry \[\], .* \['optimizer.velocity'\]"):

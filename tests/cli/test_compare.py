@@ -51,7 +51,7 @@ def test_compare_with_a_grid(capsys: pytest.CaptureFixture[str]) -> None:
     }  # fmt: skip
 
 
-def test_runs_in_processes_come_to_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_in_processes_have_the_same_results(capsys: pytest.CaptureFixture[str]) -> None:
     def rounds(folder: str, *options: str) -> list[list[dict[str, object]]]:
         wanted = ["--methods", "fedavg,fedsat", "--set", "weighting=pwa", "--set", "workers=3"]
         assert fedsat(capsys, "compare", *SMALL, *wanted, *options, "--out", folder)[0] == 0
@@ -94,7 +94,7 @@ class Killed(Algorithm):
 """
 
 
-def test_a_method_of_ones_own_in_processes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_user_defined_method_in_processes(capsys: pytest.CaptureFixture[str]) -> None:
     Path("own_one.py").write_text(OWN)
     call = ["compare", *SMALL, "--jobs", "2", "--out", "own", "--methods"]
     assert fedsat(capsys, *call, "fedavg,own_one:Mine")[0] == 0
@@ -160,7 +160,7 @@ def test_runs_in_processes_are_stopped_together(tmp_path: Path, number: signal.S
         assert time.monotonic() < deadline + 60
 
 
-def test_compare_takes_up_what_was_interrupted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_resumes_interrupted_runs(capsys: pytest.CaptureFixture[str]) -> None:
     call = ["compare", *SMALL, "--methods", "fedavg,fedsat", "--checkpoint-every", "1", "--out"]
     fedsat(capsys, *call, "whole")
     assert not Path("whole/fedsat-seed0/checkpoints").exists()  # a completed run has no checkpoint

@@ -87,7 +87,7 @@ def test_other_datasets_are_tables() -> None:
     assert (run.setup.config.model["name"], run.setup.engine.class_names) == ("tabular", ("0", "1"))
 
 
-def test_what_a_name_brings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_defaults_of_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table(30).save_to_disk(str(tmp_path / "people"))
     monkeypatch.chdir(tmp_path)
     assert hub.outline("hf:people", Columns()) == (None, True)

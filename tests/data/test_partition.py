@@ -307,7 +307,7 @@ class Fixed(Partition):
         ([0, 0, 0, 0], "client 1 empty"),
     ],
 )
-def test_a_users_own_is_held_to_the_promises(owners: list[int], words: str) -> None:
+def test_a_user_defined_partition_is_checked(owners: list[int], words: str) -> None:
     with pytest.raises(DataError, match=words):
         make_partition(Fixed(owners), np.zeros(4, int), 1, 2, 0)
     assert make_partition(Fixed([0, 1, 1, 0]), np.zeros(4, int), 1, 2, 0).tolist() == [0, 1, 1, 0]

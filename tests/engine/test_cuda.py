@@ -70,7 +70,7 @@ def test_graphs_carry_the_velocity(algorithm: str, model: Any) -> None:
 
 @pytest.mark.parametrize("attack", list(attacks))
 @pytest.mark.parametrize("aggregator", list(aggregators))
-def test_adversity_is_the_same_on_a_gpu(attack: str, aggregator: str) -> None:
+def test_faults_are_the_same_on_a_gpu(attack: str, aggregator: str) -> None:
     faults = Faults(0.3, 20.0, attacks.build(attack), np.array([0, 4, 7]))
     method = {"name": "fedsat:robust", "aggregator": aggregator}
     trained = []

@@ -136,7 +136,7 @@ def test_few_lanes_belong_to_the_runs_in_turns() -> None:
     assert engines[0].train_examples is engines[1].train_examples is engines[2].train_examples
 
 
-def test_which_runs_need_calls_of_their_own() -> None:
+def test_which_runs_need_separate_calls() -> None:
     def are_alike(*settings: dict[str, Any]) -> bool:
         return alike(engines_of([{"algorithm": "fedavg", **own} for own in settings]))
 

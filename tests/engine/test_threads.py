@@ -73,7 +73,7 @@ def test_another_trial_follows_when_the_pace_changes() -> None:
 
 
 @pytest.mark.usefixtures("two_threads")
-def test_steps_of_fewer_lanes_are_no_reason_for_a_trial() -> None:
+def test_steps_of_fewer_lanes_do_not_start_a_trial() -> None:
     machine = Machine({1: 8.0, 2: 4.0})
     choice = ThreadChoice(nn.Linear(2, 2), machine.clock)
     with choice.applied():

@@ -61,18 +61,18 @@ def test_limits(patients: Path) -> None:
     assert "Few test samples, so the results are uncertain: False (" in limits
     assert "Few validation samples, so thresholds are uncertain: False (" in limits
     assert "no differential privacy" in limits
-    assert "No validation samples" not in limits
+    assert "not chosen on validation samples" not in limits
 
 
 def test_the_last_model(tmp_path: Path) -> None:
     run = fedsat.run(**{**TINY, "rounds": 2}, out=tmp_path)
     card = (tmp_path / "card.md").read_text()
-    assert "`model.safetensors`: that of the last round; no validation samples" in card
+    assert "`model.safetensors`: that of the last round; there were no validation samples" in card
     assert (
         dict(row[:2] for row in rows(section(card, "Results")))["accuracy %"] == f"{100 * run.summary['accuracy']:.1f}"
     )
     limits = section(card, "Limits")
-    assert "No validation samples chose this model" in limits
+    assert "This model was not chosen on validation samples" in limits
     assert "There are no thresholds" in limits
     assert "CC BY-SA 3.0" in section(card, "Data")
 

@@ -173,7 +173,7 @@ def test_a_module_instance_is_refused_with_what_to_give() -> None:
         fedsat.configure(model=nn.Linear(3, 2))
 
 
-def test_parts_of_a_users_own_are_put_on_and_left_out() -> None:
+def test_user_defined_parts_are_added_and_left_out() -> None:
     config = fedsat.configure(algorithm=f"{__name__}:Mine", with_parts=["psl", f"{__name__}:Loss"])
     assert config.method == f"{__name__}:Mine+{__name__}:Loss"
     assert method_parts(config.method) == ([("algorithm", f"{__name__}:Mine")], [f"{__name__}:Loss"], [])

@@ -20,7 +20,7 @@ pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'fe
 RUN: dict[str, Any] = {"rounds": 2, "epochs": 1, "label": "outcome", "client": "hospital", "algorithm": "fedavg"}
 
 
-def test_what_is_brought(tmp_path: Path) -> None:
+def test_defaults_of_datasets(tmp_path: Path) -> None:
     path = str(write_patients(tmp_path / "patients.csv"))
     columns = {"label": "outcome", "client": "hospital"}
     clients = {"partition": "natural", "clients": 3, "per_round": 3}
@@ -48,7 +48,7 @@ def test_files_and_options_count_as_given(tmp_path: Path) -> None:
     assert fedsat.Config.of(table).columns == fedsat.data.Columns("outcome", "hospital", hashed=("ward",))
 
 
-def test_each_dataset_of_a_grid_brings_its_own() -> None:
+def test_each_dataset_of_a_grid_has_its_own_defaults() -> None:
     settings: list[tuple[str, Any]] = [("per_round", 4), ("lr", 0.1)]
     grid = [("dataset", ["clinics-synthetic", "mnist-mini"]), ("gamma", [0.5])]
     jobs = plan(Given([*settings, ("seed", 7)]), ["fedavg", "fedsat"], 1, settings, grid)
@@ -63,7 +63,7 @@ def test_each_dataset_of_a_grid_brings_its_own() -> None:
     assert tables["fedsat-dataset=mnist-mini-gamma=0.5-seed7"]["algorithm"]["gamma"] == 0.5
 
 
-def test_a_dataset_of_a_grid_replaces_what_another_one_brought() -> None:
+def test_a_dataset_of_a_grid_replaces_the_defaults_of_another() -> None:
     named = [("dataset", "clinics-synthetic")]
     (job,) = plan(Given(named), ["fedavg"], 1, named, [("model", ["mlp"])])
     assert (job.config.model["name"], job.config.clients) == ("mlp", 8)

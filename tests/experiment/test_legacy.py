@@ -35,7 +35,7 @@ def test_an_old_configuration_file_is_read(tmp_path: Path) -> None:
     ]
 
 
-def test_an_old_setting_is_read_with_a_word_on_its_new_name() -> None:
+def test_an_old_setting_is_read_with_a_warning_that_names_the_new_one() -> None:
     with pytest.warns(FutureWarning, match=r"algorithm.combination is now called algorithm.aggregator"):
         config = fedsat.configure(**{"algorithm.combination": "median"})
     assert config.method == "fedsat+median"

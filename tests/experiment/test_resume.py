@@ -81,7 +81,7 @@ def test_faults_and_attacks_continue(tmp_path: Path, attack: str) -> None:
     assert results(tmp_path / "killed") == results(tmp_path / "whole")
 
 
-def test_what_stands_between_rounds_is_all_in_a_checkpoint() -> None:
+def test_a_checkpoint_has_all_state_between_rounds() -> None:
     """Every field must be written to checkpoints and read from them."""
     assert [field.name for field in dataclasses.fields(FederationState)] == ["server", "states", "rounds"]
     assert [field.name for field in dataclasses.fields(Server)] == ["model", "memory"]
@@ -152,7 +152,7 @@ def test_a_completed_run_continues_to_more_rounds(tmp_path: Path) -> None:
     assert results(tmp_path / "run") == results(tmp_path / "whole")
 
 
-def test_a_completed_run_without_a_checkpoint_is_said_to_be_complete(tmp_path: Path) -> None:
+def test_an_error_says_that_a_run_without_a_checkpoint_is_complete(tmp_path: Path) -> None:
     run = fedsat.prepare(fedsat.configure(**TINY), tmp_path)
     fedsat.train(run, for_more=False)  # like `fedsat compare`
     del run
@@ -283,7 +283,7 @@ def test_two_checkpoints_are_kept(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_unasked_checkpoints_take_a_small_part_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_checkpoints_take_a_small_part_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def after(rounds: int, megabytes: int) -> FederationState:
         weights = torch.zeros(megabytes * 250_000)
         return FederationState(Server(Model({"weights": weights}, {})), rounds=rounds)

@@ -200,7 +200,7 @@ def test_a_round_whose_evaluation_is_interrupted_does_not_count(
 ADVERSE: dict[str, Any] = {"dropout": 0.4, "stragglers": 0.5, "epochs": 2, "attack": "scale", "attackers": 0.3}
 
 
-def test_misfortunes_are_recorded(tmp_path: Path) -> None:
+def test_faults_are_recorded(tmp_path: Path) -> None:
     run = fedsat.run(**{**SMALL, **ADVERSE, "per_round": 8, "max_norm": 3.0}, out=tmp_path / "one")
     attackers = set(run.setup.faults.attackers.tolist())
     assert len(attackers) == 9
@@ -231,7 +231,7 @@ def test_a_skipped_round_is_recorded_and_drawn(tmp_path: Path) -> None:
     write_figures(groups, tmp_path / "figures")
 
 
-def test_labels_are_flipped_for_training_and_not_for_judging() -> None:
+def test_labels_are_flipped_for_training_but_not_for_evaluation() -> None:
     flipped = fedsat.run(**SMALL, attack="label-flip", attackers=1.0)
     honest = fedsat.run(**SMALL)
     assert (flipped.setup.federation.class_counts == honest.setup.federation.class_counts).all()
@@ -251,7 +251,7 @@ def test_labels_are_flipped_for_training_and_not_for_judging() -> None:
         ({"attack": "sing-flip", "attackers": 0.2}, "did you mean 'sign-flip'"),
     ],
 )
-def test_adversity_that_cannot_be_is_refused(settings: dict[str, Any], message: str) -> None:
+def test_impossible_faults_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(fedsat.UsageError, match=message):
         fedsat.configure(**settings)
 

@@ -65,7 +65,7 @@ def test_choosing_does_not_change_the_training() -> None:
     assert first == second
 
 
-def test_scores_and_metrics_of_ones_own_choose(tmp_path: Path) -> None:
+def test_scores_and_user_defined_metrics_choose(tmp_path: Path) -> None:
     own = "tests.experiment.test_select:confidence"
     run = fedsat.run(**VALIDATED, metrics=["auroc", own], select="auroc", out=tmp_path)
     values = [record.validation["auroc"] for record in run.records]

@@ -108,7 +108,7 @@ def test_a_resumed_run_stops_in_the_same_round(tmp_path: Path) -> None:
         assert results(tmp_path / f"{after}") == results(tmp_path / "whole")
 
 
-def test_a_run_goes_on_with_a_larger_budget(tmp_path: Path) -> None:
+def test_a_run_continues_with_a_larger_budget(tmp_path: Path) -> None:
     run = fedsat.run(**TINY, minutes=1e-9, out=tmp_path)
     assert (len(run.records), run.stopped) == (1, "the budget of 1e-09 minutes is used up")
     with pytest.raises(UsageError, match=r"complete with 1 rounds \(the budget of 1e-09 minutes is used up\)"):
@@ -122,7 +122,7 @@ def test_a_run_goes_on_with_a_larger_budget(tmp_path: Path) -> None:
 OWN_OPTIMIZER = "tests.algorithms.test_optimizer:Slower"
 
 
-def test_an_optimizer_of_ones_own_is_used() -> None:
+def test_a_user_defined_optimizer_is_used() -> None:
     run = {**TINY, "algorithm": "fedavg", "lr": 0.1}
     half, whole = fedsat.run(**run, optimizer=OWN_OPTIMIZER), fedsat.run(**{**run, "lr": 0.05})
     assert half.summary["loss"] == pytest.approx(whole.summary["loss"], rel=1e-6)

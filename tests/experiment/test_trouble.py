@@ -103,7 +103,7 @@ def test_a_folder_on_a_read_only_system(tmp_path: Path, monkeypatch: pytest.Monk
         fedsat.resume(tmp_path)
 
 
-def test_the_command_says_it_in_one_line(tmp_path: Path) -> None:
+def test_the_command_reports_it_in_one_line(tmp_path: Path) -> None:
     call = "run --clients 12 --per-round 3 --epochs 1 --rounds 300 --checkpoint-every 2 --algorithm scaffold --out run"
     limited = f"ulimit -f 800; trap '' XFSZ; exec {sys.executable} -m fedsat {call}"  # in units of 1,024 bytes
     done = subprocess.run(["bash", "-c", limited], cwd=tmp_path, capture_output=True, text=True, check=False)

@@ -137,7 +137,7 @@ def with_numbers(**numbers: Any) -> Fault:
 
 
 @pytest.mark.parametrize("lie", [{"samples": 2**60}, {"steps": 10**15}, {"steps": 10**12}, {"steps": 0}])
-def test_steps_and_samples_are_those_that_the_node_greeted_with(lie: dict[str, int], clouds: Path) -> None:
+def test_steps_and_samples_are_those_from_when_the_node_joined(lie: dict[str, int], clouds: Path) -> None:
     grid = grid_of(clouds)
     grid.faults[node_of(grid, 1)] = only_for("train", with_numbers(**lie))
     run = run_federation(grid, configure(clouds, rounds=1))

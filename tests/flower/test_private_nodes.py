@@ -145,7 +145,7 @@ def test_what_nodes_send_is_noised_and_carries_no_loss(clouds: Path) -> None:
     assert not any(kind == "evaluate" for _, kind in grid.requests)
 
 
-def test_noise_on_labels_outlives_a_second_greeting(clouds: Path) -> None:
+def test_noise_on_labels_is_kept_when_a_node_joins_again(clouds: Path) -> None:
     records = RecordDict()
     memory = Memory(records)
     memory.reset()

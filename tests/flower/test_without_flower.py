@@ -19,7 +19,7 @@ def test_the_command_names_what_to_install(monkeypatch: pytest.MonkeyPatch, caps
     assert "pip install 'fedsat[flower]'" in capsys.readouterr().err
 
 
-def test_so_do_the_apps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_apps_name_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flwr", None)
     with pytest.raises(FedsatError, match="install"):
         _ = fedsat.flower.server_app

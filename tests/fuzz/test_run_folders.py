@@ -35,7 +35,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, A
 
 @tries(15)
 @given(data=st.data())
-def test_a_damaged_folder_leads_to_the_right_end_or_none(
+def test_a_damaged_folder_leads_to_the_right_result_or_an_error(
     data: st.DataObject, folders: tuple[Path, dict[str, Any]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     killed, right = folders

@@ -47,7 +47,7 @@ def test_bins_are_narrow_and_ordered() -> None:
 
 
 @pytest.mark.parametrize(("rare", "spread", "shift"), [(20, 1.0, -8.0), (50, 4.0, 0.0), (200, 8.0, -12.0)])
-def test_auroc_is_that_of_the_scores(rare: int, spread: float, shift: float) -> None:
+def test_auroc_equals_that_of_the_scores(rare: int, spread: float, shift: float) -> None:
     """A rare class with small probabilities: `shift` is the mean of its log-odds."""
     rng = np.random.default_rng(rare)
     labels = torch.from_numpy(np.r_[np.ones(rare, int), np.zeros(5000, int)])

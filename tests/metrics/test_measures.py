@@ -107,7 +107,7 @@ def test_worst_is_the_largest_error() -> None:
     assert not CHOICES["class_gap_f1"].higher_is_better
 
 
-def test_leading_axes_are_anything() -> None:
+def test_any_leading_axes() -> None:
     """One call on stacked counts is the same as one call for each."""
     others = [COUNTS.confusion[:2, :2], COUNTS.confusion[1:3, 1:3], SCORED.confusion]
     stacked = Counts(np.stack(others), np.stack([SCORED.histograms] * 3))

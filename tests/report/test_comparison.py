@@ -84,7 +84,7 @@ def test_a_method_with_fewer_seeds_is_named(tmp_path: Path) -> None:
     )
 
 
-def test_runs_on_different_federations_are_no_contest(tmp_path: Path) -> None:
+def test_runs_on_different_federations_are_not_compared(tmp_path: Path) -> None:
     make_run(tmp_path / "a", algorithm="fedavg", partition="iid", accuracy=0.9)
     make_run(tmp_path / "b", algorithm="fedavg", partition="lsmc", accuracy=0.5)
     groups = group_runs(find_runs([tmp_path]))

@@ -133,7 +133,7 @@ def test_no_worker_changes_its_report_by_more_than_the_sensitivity() -> None:
     assert np.linalg.norm(held[:, None] - held[None], axis=-1).max() == pytest.approx(privacy.label_sensitivity)
 
 
-def test_a_worker_judges_a_fixed_part_of_its_samples() -> None:
+def test_a_worker_evaluates_on_a_fixed_part_of_its_samples() -> None:
     privacy, held = Local(dp_samples=5), np.arange(40)
     judged = privacy.judged(held, seed=1, node=2)
     assert len(set(judged.tolist())) == 5

@@ -29,7 +29,7 @@ def test_clients_are_distinct_and_depend_on_seed_and_round_alone() -> None:
     assert not np.array_equal(first, sample_clients(1, 1, 100, 15))
 
 
-def test_purposes_have_generators_of_their_own() -> None:
+def test_each_purpose_has_its_own_generator() -> None:
     assert generator(0, "clients", 1).integers(2**60) != generator(0, "workers", 1).integers(2**60)
 
 
@@ -81,7 +81,7 @@ def test_attackers_are_fixed_by_the_seed_and_as_many_as_asked_for() -> None:
     assert set(draw_attackers(0, 100, 0.1).tolist()) < set(draw_attackers(0, 100, 0.3).tolist())
 
 
-def test_dropout_strikes_the_share_asked_for_each_client_on_its_own() -> None:
+def test_dropout_hits_clients_independently_with_the_given_probability() -> None:
     everyone = np.arange(4000)
     answer = which_respond(0, 1, everyone, 0.3)
     assert answer.mean() == pytest.approx(0.7, abs=0.03)
@@ -90,7 +90,7 @@ def test_dropout_strikes_the_share_asked_for_each_client_on_its_own() -> None:
     assert which_respond(0, 1, everyone, 0.0).all()
 
 
-def test_a_worker_out_of_reach_is_so_for_all_clients_and_a_client_reports_on_itself() -> None:
+def test_a_worker_that_does_not_respond_is_missing_for_all_clients() -> None:
     workers = np.array([[node, *range(100, 160)] for node in range(20)])
     reports = which_workers_respond(0, 1, workers, 0.5)
     assert reports[:, 0].all()

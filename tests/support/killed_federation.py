@@ -108,7 +108,7 @@ def _holds(pid: int, file: Path) -> bool:
 
 
 def results(folder: Path) -> dict[str, Any]:
-    """Return everything that came out of a run."""
+    """Return all results of a run."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     for line in lines:
         for name in OF_THE_WAY:

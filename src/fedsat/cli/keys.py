@@ -25,7 +25,7 @@ def keys(
 ) -> None:
     """Create the certificates and keys of a federation: a folder for the server, and one for each node.
 
-    Copy each folder to its machine, and nowhere else. In real use, every node creates its own key (ssh-keygen -t ecdsa
+    Copy each folder to its machine, and nowhere else. In production, each node creates its own key (ssh-keygen -t ecdsa
     -b 384 -N "" -f node) and sends only the public half.
     """
     require_flower()

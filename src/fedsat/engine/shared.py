@@ -42,7 +42,7 @@ class SharedEngine:
         self.initial_model: Model = own.initial_model
         self.protection: Protection = own.protection
         for peer in self.peers:
-            result_of(peer.receive())  # the peer is ready, or says why it cannot be
+            result_of(peer.receive())  # the peer is ready, or reports why not
 
     @property
     def clients(self) -> int:
@@ -82,7 +82,7 @@ class SharedEngine:
             peer.send((function, request))
         try:
             own = getattr(self.own, function)(*requests[0])
-        finally:  # after an error, too: the next reply of a peer must be to the next request
+        finally:  # even after an error, so that the next reply of a peer is to the next request
             replies = [peer.receive() for peer in asked]
         return [own, *map(result_of, replies)]
 
@@ -162,7 +162,7 @@ def result_of(reply: Any) -> Any:
 
 
 def serve(connection: Connection, make: Callable[[], LocalEngine], threads: int) -> None:
-    """Make an engine and call its functions as the other process asks for, until that process ends."""
+    """Make an engine and call its functions as the other process requests, until that process ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes; the first one handles it
     torch.set_num_threads(threads)
     try:

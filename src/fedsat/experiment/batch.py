@@ -86,7 +86,7 @@ def carry_out(
     there = [run for job in jobs if (run := shelf.find(job.config)) is not None]
     if there:
         display.say(f"{len(there)} of {len(jobs)} runs are done already")
-    keep(there)  # even if there are none, so that an error of `keep` appears now and not after hours of training
+    keep(there)  # even if there are none, so that an error in `keep` appears now and not after hours of training
     train_all = _one_by_one if processes == 1 else _side_by_side
     try:
         with closing(train_all(display, list(wanted.values()), shelf, processes)) as ends:

@@ -26,18 +26,18 @@ OVERALL: Sequence[Metric] = (
 OF_CLASSES = tuple(
     each for each in MEASURES if each.name in ("recall", "precision", "specificity", "f1", "auroc", "average_precision")
 )
-"""What tables of classes show."""
+"""The measures that tables of classes show."""
 MOST_CLASSES, MOST_CLIENTS = 100, 20
 """Classes and clients that the card lists; of more, those with the worst results."""
 SMALL_TEST = 50
 """With fewer test samples of a class, the card warns that its results are uncertain."""
 UNCALIBRATED = 0.1
-"""From this calibration error on, the card warns not to read the probabilities as risks."""
+"""Calibration error from which the card warns against reading the probabilities as risks."""
 
 
 @dataclass(frozen=True, eq=False)
 class Card:
-    """What the card is about. A run on real nodes has no `federation`."""
+    """The model and the run that the card describes. A run on real nodes has no `federation`."""
 
     summary: Mapping[str, Any]
     """The contents of `summary.json`."""
@@ -82,7 +82,7 @@ class Card:
 
     def _use(self) -> Iterator[Block]:
         yield Heading("How to use it")
-        why = "the last round; no validation samples were there to choose a better one"
+        why = "the last round; there were no validation samples to choose a better one"
         if self.model == "best":
             chosen = str(self.summary["selected"]["metric"])
             metric = METRICS.get(chosen.removeprefix(TEST))
@@ -276,9 +276,9 @@ class Card:
     def _of_the_training(self) -> Iterator[str]:
         chosen = str((self.summary.get("selected") or {}).get("metric", ""))
         if self.model == "last":
-            yield "No validation samples chose this model; another round may have been better."
+            yield "This model was not chosen on validation samples; another round may have been better."
         elif chosen.startswith(TEST):
-            yield "The test set chose this model, so its results above are optimistic."
+            yield "This model was chosen on the test set, so its results above are optimistic."
         if not self.thresholds:
             yield "There are no thresholds for a wanted sensitivity, which need validation samples."
         elif self.federation is not None:

@@ -25,7 +25,7 @@ none in time. gone: it is no longer connected."""
 
 @dataclass(frozen=True)
 class Sighting:
-    """What is known of a client's node, and since when (seconds since 1970)."""
+    """What is known about a client's node, and since when (seconds since 1970)."""
 
     state: State
     since: float
@@ -48,7 +48,7 @@ class Presence:
             self.clients[client] = Sighting(state, time.time(), node)
 
     def write(self) -> None:
-        """Write the file. It tells of the moment, so it need not survive a power failure."""
+        """Write the file. It describes the current moment, so it need not survive a power failure."""
         if self.folder is None or not self.folder.is_dir():
             return
         content = {
@@ -64,7 +64,7 @@ class Presence:
 
 @dataclass(frozen=True)
 class Status:
-    """What a server has written last about its nodes."""
+    """What a server last wrote about its nodes."""
 
     time: float
     round: int
