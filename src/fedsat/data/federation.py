@@ -34,7 +34,7 @@ class Federation:
     seed: int = 0
     """Seed of the draw of `worker_samples`."""
     worker_samples: int = 0
-    """On how many of its samples a client evaluates models as a worker, at most; 0 stands for all."""
+    """Largest number of samples on which a client evaluates models as a worker; 0: all."""
     report_at_least: int = 1
     """Clients report nothing about a class of which they have fewer samples than this."""
 

@@ -1,7 +1,7 @@
 """Several devices: the clients of a round are shared among them.
 
-Every device except the first has a process with an engine of its own, because the current device, CUDA graphs and
-torch's settings belong to a process. What the engines exchange passes through the memory of the CPU.
+Every device except the first has its own process and engine, because the current device, CUDA graphs and torch's
+settings belong to a process. What the engines exchange passes through the memory of the CPU.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def shared_out(work: Sequence[int], devices: int) -> list[list[int]]:
 
 
 class Peer:
-    """The engine of another device, in a process of its own, which ends with this one."""
+    """The engine of another device, in a separate process, which ends with this one."""
 
     def __init__(self, make: Callable[[], LocalEngine], device: torch.device, threads: int) -> None:
         self._device = device
