@@ -6,13 +6,25 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DOCS := $(VENV)/.installed-docs
 
-.PHONY: install demo test check format docs docs-serve tutorial bench bench-peers audit clean
+# With LOCKED=1, as in CI, every package must have a hash that .ci/requirements.txt lists. Only torch has none: its builds
+# for CPUs and for GPUs are different files of the same version.
+ifdef LOCKED
+LOCK := .ci/requirements.txt
+endif
+
+.PHONY: install demo test check format docs docs-serve tutorial bench bench-peers lock audit clean
 
 install: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt $(LOCK)
 	$(PYTHON) -m venv $(VENV)
+ifdef LOCKED
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $(LOCK)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+else
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,flower]'
+endif
 	touch $@
 
 demo: $(STAMP)
@@ -42,11 +54,24 @@ tutorial: $(DOCS)
 	$(BIN)/jupyter-execute --inplace docs/tutorial.ipynb
 
 $(DOCS): $(STAMP)
+ifndef LOCKED
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+endif
 	touch $@
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/engines.py
+
+# Writes the packages of the image and of CI with their hashes, from pyproject.toml and constraints.txt.
+UNLOCKED := torch triton cuda-bindings cuda-pathfinder cuda-toolkit nvidia-cublas nvidia-cuda-cupti nvidia-cuda-nvrtc \
+    nvidia-cuda-runtime nvidia-cudnn-cu13 nvidia-cufft nvidia-cufile nvidia-curand nvidia-cusolver nvidia-cusparse \
+    nvidia-cusparselt-cu13 nvidia-nccl-cu13 nvidia-nvjitlink nvidia-nvshmem-cu13 nvidia-nvtx
+COMPILE = $(BIN)/uv pip compile pyproject.toml --quiet --constraint constraints.txt --universal --python-version 3.11.5 \
+    --generate-hashes --no-header --no-annotate --upgrade $(addprefix --no-emit-package ,$(UNLOCKED))
+
+lock: $(STAMP)
+	$(COMPILE) --extra flower --output-file deploy/requirements.txt
+	$(COMPILE) --extra flower --extra dev --extra docs --output-file .ci/requirements.txt
 
 # Checks every installed package against published advisories; fails if one is vulnerable or cannot be checked.
 audit: $(STAMP)
