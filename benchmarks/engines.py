@@ -1,26 +1,30 @@
 """Seconds per round of the stacked engine, the sequential engine, a plain PyTorch loop, and other simulators.
 
     make bench                                        (or: python benchmarks/engines.py W1 W2 --repeats 5)
+    python benchmarks/engines.py W1 W2 --clients 5 15 45 --only stacked peers
 
 Contenders take turns within one run and medians are compared, because single timings on a shared machine are noisy. The
 plain loop is ordinary PyTorch code without a framework: one module, `torch.optim.SGD`, tensor batches. It and the
-stacked engine are timed with one thread and with all, the sequential engine with one. On a CPU, Flower and pfl are
-timed if they are installed (`make bench-peers`), with one process per core. The first turn, in which processes start,
-does not count. The output is a table with the loss on the test set after all rounds, and every timing as JSON.
+stacked engine are timed with one thread and with all, the sequential engine with one. On a CPU, Flower and pfl, with
+one process per core, and FedJAX, with all cores, are timed if they are installed (`make bench-peers`). The first turn,
+in which processes start, does not count. The output is a table with the loss on the test set after all rounds, and
+every timing as JSON, from which `page.py` makes a page of the documentation.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import itertools
 import json
 import os
-import platform
+import shlex
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,17 +32,22 @@ import numpy as np
 import torch
 from local import BATCH_SIZE, CLIENTS, EPOCHS, LR, PER_ROUND, Work
 from peers import Peer, installed
+from ratios import rows
 from rich.console import Console
 from rich.table import Table
 
 from fedsat.algorithms import algorithms
 from fedsat.data import Dataset, Federation, Split
 from fedsat.engine import EngineName, Precision, make_engine
+from fedsat.experiment.environment import environment
 from fedsat.models import build_model
 from fedsat.rounds import LocalTraining, Sampling, run_round, start
 from fedsat.rounds.sampling import sample_clients
 
 SAMPLING = Sampling(per_round=PER_ROUND, workers=7, seed=0)
+KINDS = ("stacked", "sequential", "plain", "peers")
+FOR_PEERS = ("W1", "W2")
+"""Workloads that the peers have; FedJAX needs its own copy of a network."""
 TRAINING = LocalTraining(epochs=EPOCHS, batch_size=BATCH_SIZE, lr=LR, augment=False, seed=0)
 
 
@@ -78,7 +87,7 @@ def dataset(load: Workload) -> Dataset:
     return Dataset("noise", split(load.samples), split(1000), tuple("0123456789"))
 
 
-def local_work(load: Workload, federation: Federation, device: torch.device) -> Work:
+def local_work(load: Workload, federation: Federation, per_round: int, device: torch.device) -> Work:
     """Return the workload in the form that the plain loop and the peers use."""
     data = federation.dataset
     pictures = (data.train.images, data.train.labels, np.float32(data.mean), np.float32(data.std))
@@ -86,7 +95,7 @@ def local_work(load: Workload, federation: Federation, device: torch.device) -> 
         torch.from_numpy(array).to(device) for array in (*pictures, data.test.images, data.test.labels)
     )
     held = [federation.indices(client) for client in range(federation.clients)]
-    return Work(load.model, images, labels, mean, std, held, test, answers)
+    return Work(load.model, per_round, images, labels, mean, std, held, test, answers)
 
 
 class Contender(Protocol):
@@ -110,9 +119,10 @@ class OurEngine:
         method: str,
         device: torch.device,
         kind: Precision,
+        sampling: Sampling,
         threads: int,
     ) -> None:
-        self._threads = threads
+        self._threads, self._sampling = threads, sampling
         module = build_model(load.model, federation.dataset.input_shape, 10, 0)
         self._engine, _ = make_engine(name, module, federation, algorithms.build(method), TRAINING, device, kind)
         self._training = start(self._engine)
@@ -120,7 +130,7 @@ class OurEngine:
     def run_round(self) -> float:
         """Run a round without the evaluation on the test set, and return its seconds."""
         with clock(self._engine.device, self._threads) as seconds:
-            run_round(self._engine, self._training, SAMPLING)
+            run_round(self._engine, self._training, self._sampling)
         return seconds[0]
 
     def test_loss(self) -> float:
@@ -139,7 +149,7 @@ class PlainLoop:
         """Train one client after another, and return the seconds."""
         with clock(self._work.images.device, self._threads) as seconds:
             self._round += 1
-            clients = sample_clients(0, self._round, CLIENTS, PER_ROUND).tolist()
+            clients = sample_clients(0, self._round, CLIENTS, self._work.per_round).tolist()
             total = sum(len(self._work.held[client]) for client in clients)
             mixed = {name: torch.zeros_like(tensor) for name, tensor in self._model.state_dict().items()}
             for client in clients:
@@ -170,34 +180,38 @@ def clock(device: torch.device, threads: int) -> Iterator[list[float]]:
 
 def measure(
     name: str,
+    sampled: int,
     repeats: int,
     device: torch.device,
     precision: Precision,
     threads: Sequence[int],
+    only: Sequence[str],
     peers: Sequence[str],
 ) -> dict[str, Any]:
     """Time all contenders on one workload, in turns; the first turn starts processes, and does not count."""
-    load = WORKLOADS[name]
+    load, sampling = WORKLOADS[name], replace(SAMPLING, per_round=sampled)
     federation = Federation.build(dataset(load), load.partition, CLIENTS, 0)
-    work = local_work(load, federation, device)
+    work = local_work(load, federation, sampled, device)
     with ExitStack() as stack:
         contenders: dict[str, Contender] = {}
 
-        def enter(title: str, engine: EngineName, method: str, count: int) -> None:
-            contenders[title] = OurEngine(engine, load, federation, method, device, precision, count)
+        def enter(engine: EngineName, method: str, count: int) -> None:
+            own = OurEngine(engine, load, federation, method, device, precision, sampling, count)
+            contenders[f"{method} {engine}, {_plural(count)}"] = own
 
         for method in ("fedavg", "fedsat"):
-            for count in threads:
-                enter(f"{method} stacked, {_plural(count)}", "stacked", method, count)
-            enter(f"{method} sequential, {_plural(threads[0])}", "sequential", method, threads[0])
-        for count in threads:
+            for count in threads if "stacked" in only else ():
+                enter("stacked", method, count)
+            if "sequential" in only:
+                enter("sequential", method, threads[0])
+        for count in threads if "plain" in only else ():
             contenders[f"fedavg plain loop, {_plural(count)}"] = PlainLoop(work, count)
-        if peers:
+        if "peers" in only and name in FOR_PEERS:
             file = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "work.npz"
             work.save(file)
-        for script in peers:
-            peer = stack.enter_context(closing(Peer(script, file)))
-            contenders[f"fedavg {peer.name}"] = peer
+            for script in peers:
+                peer = stack.enter_context(closing(Peer(script, file)))
+                contenders[f"fedavg {peer.name}"] = peer
         times: dict[str, list[float]] = {contender: [] for contender in contenders}
         for turn in range(repeats + 1):
             for title, contender in contenders.items():
@@ -205,18 +219,18 @@ def measure(
                 if turn:
                     times[title].append(seconds)
         losses = {title: contender.test_loss() for title, contender in contenders.items()}
-    return {"workload": name, "title": load.title, "seconds": times, "test_loss": losses}
+    return {"workload": name, "title": load.title, "clients": sampled, "seconds": times, "test_loss": losses}
 
 
 def show(console: Console, result: dict[str, Any]) -> None:
-    """Print the table of one workload: median seconds per round, and the speed-up of the fastest stacked FedAvg."""
-    medians = {contender: float(np.median(times)) for contender, times in result["seconds"].items()}
-    best = min(seconds for contender, seconds in medians.items() if contender.startswith("fedavg stacked"))
-    table = Table(title=f"{result['workload']}: {result['title']}, 15 of 100 clients, E=5, B=16", title_justify="left")
-    for heading in ("", "seconds per round", "fedavg stacked is faster by", "test loss"):
-        table.add_column(heading, justify="left" if not heading else "right", no_wrap=not heading)
-    for contender, seconds in sorted(medians.items(), key=lambda item: item[1]):
-        table.add_row(contender, f"{seconds:.3f}", f"{seconds / best:.2f}", f"{result['test_loss'][contender]:.4f}")
+    """Print the table of one workload."""
+    title = f"{result['workload']}: {result['title']}, {result['clients']} of 100 clients, E=5, B=16"
+    table = Table(title=title, title_justify="left")
+    for heading in ("", "seconds per round", "times as long", "test loss"):
+        table.add_column(heading, justify="left" if not heading else "right", no_wrap=True)
+    for row in rows(result):
+        loss = result["test_loss"][row.contender]
+        table.add_row(row.contender, f"{row.seconds:.3f}", row.faster, f"{loss:.4f}")
     console.print(table)
 
 
@@ -228,13 +242,15 @@ def main() -> None:
     """Time the given workloads and write the results."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("workloads", nargs="*", default=["W1", "W2"], help=", ".join(WORKLOADS))
+    parser.add_argument("--clients", type=int, nargs="+", default=[PER_ROUND], help="clients sampled in a round")
+    parser.add_argument("--only", nargs="+", choices=KINDS, default=KINDS, help="contenders to time [default: all]")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--precision", default="float32", choices=["float32", "bf16", "float64"])
     parser.add_argument(
         "--threads", type=int, nargs="+", help="threads of our engines and the plain loop [default: one, and all cores]"
     )
-    parser.add_argument("--out", type=Path, default=Path("results/bench.json"))
+    parser.add_argument("--out", type=Path, default=Path("results/bench/latest.json"))
     given = parser.parse_args()
     device, console = torch.device(given.device), Console()
     peers, missing = installed() if device.type == "cpu" else ([], [])
@@ -243,15 +259,13 @@ def main() -> None:
     cores = os.cpu_count() or 1
     threads = given.threads or (sorted({1, cores}) if device.type == "cpu" else [cores])
     results = []
-    for name in given.workloads:
-        results.append(measure(name, given.repeats, device, given.precision, threads, peers))
-        show(console, results[-1])
-    machine = (
-        torch.cuda.get_device_name(device) if device.type == "cuda" else f"{os.cpu_count()} cores, {platform.machine()}"
-    )
+    about = {**environment(device), "cores": cores, "precision": given.precision}
+    about["command"] = shlex.join(["python", "benchmarks/engines.py", *sys.argv[1:]])
     given.out.parent.mkdir(parents=True, exist_ok=True)
-    about = {"machine": machine, "torch": torch.__version__, "precision": given.precision, "results": results}
-    given.out.write_text(json.dumps(about, indent=1))
+    for name, sampled in itertools.product(given.workloads, given.clients):
+        results.append(measure(name, sampled, given.repeats, device, given.precision, threads, given.only, peers))
+        show(console, results[-1])
+        given.out.write_text(json.dumps({**about, "results": results}, indent=1))
     console.print(f"every timing: {given.out}")
 
 

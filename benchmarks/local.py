@@ -25,9 +25,10 @@ CLIENTS, PER_ROUND, EPOCHS, BATCH_SIZE, LR = 100, 15, 5, 16, 0.01
 
 @dataclass(frozen=True)
 class Work:
-    """A model, samples as uint8 with labels, their assignment to clients, and a test set."""
+    """A model, samples as uint8 with labels, their assignment to clients, a test set, and the clients of a round."""
 
     model: dict[str, Any]
+    per_round: int
     images: Tensor
     labels: Tensor
     mean: Tensor
@@ -42,6 +43,7 @@ class Work:
         np.savez(
             path,
             model=json.dumps(self.model),
+            per_round=self.per_round,
             held=np.concatenate(self.held),
             sizes=[len(own) for own in self.held],
             **{name: getattr(self, name).numpy() for name in tensors},
@@ -53,9 +55,10 @@ class Work:
         """Load the work from a file."""
         with np.load(path, allow_pickle=False) as file:
             arrays = dict(file)
-        model, held, sizes = json.loads(str(arrays.pop("model"))), arrays.pop("held"), arrays.pop("sizes")
+        model, per_round = json.loads(str(arrays.pop("model"))), int(arrays.pop("per_round"))
+        held, sizes = arrays.pop("held"), arrays.pop("sizes")
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-        return Work(model=model, held=np.split(held, np.cumsum(sizes)[:-1]), **tensors)
+        return Work(model=model, per_round=per_round, held=np.split(held, np.cumsum(sizes)[:-1]), **tensors)
 
     def new_model(self) -> nn.Module:
         """Return the model before the first round, which is the same for all contenders."""

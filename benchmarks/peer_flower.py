@@ -19,7 +19,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
-from local import CLIENTS, PER_ROUND, Work
+from local import CLIENTS, Work
 from turns import Turns
 
 FILE = Path(sys.argv[1])
@@ -41,8 +41,8 @@ def train(message: Message, context: Context) -> Message:
 class Timed(FedAvg):
     """FedAvg that runs a round on request and reports its time."""
 
-    def __init__(self, turns: Turns) -> None:
-        super().__init__(fraction_train=PER_ROUND / CLIENTS, fraction_evaluate=0.0, min_available_nodes=CLIENTS)
+    def __init__(self, turns: Turns, share: float) -> None:
+        super().__init__(fraction_train=share, fraction_evaluate=0.0, min_available_nodes=CLIENTS)
         self._turns = turns
 
     def configure_train(self, *args: Any, **kwargs: Any) -> Any:
@@ -68,9 +68,13 @@ server_app = ServerApp()
 def serve(grid: Grid, context: Context) -> None:
     """Run rounds until no more are requested."""
     del context
-    initial = ArrayRecord(Work.load(FILE).new_model().state_dict())
+    work = Work.load(FILE)
+    initial, timed = (
+        ArrayRecord(work.new_model().state_dict()),
+        Timed(Turns(f"Flower {flwr.__version__}"), work.per_round / CLIENTS),
+    )
     with suppress(EOFError):
-        Timed(Turns(f"Flower {flwr.__version__}")).start(grid=grid, initial_arrays=initial, num_rounds=10**6)
+        timed.start(grid=grid, initial_arrays=initial, num_rounds=10**6)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from fedsat.flower.processes import QUIET
 HERE = Path(__file__).parent
 OWN = HERE.parent / ".venv-bench" / "bin" / "python"
 PYTHON = OWN if OWN.exists() else Path(sys.executable)
-PEERS = {"flower": "ray", "pfl": "pfl"}
+PEERS = {"flower": "ray", "pfl": "pfl", "fedjax": "fedjax"}
 """Peers, and the libraries that their simulators need (Ray comes with Flower's extra `simulation`)."""
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from local import BATCH_SIZE, CLIENTS, EPOCHS, LR, PER_ROUND, Work
+from local import BATCH_SIZE, CLIENTS, EPOCHS, LR, Work
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.algorithm.base import NNAlgorithmParams
 from pfl.algorithm.federated_averaging import FederatedAveraging
@@ -73,7 +73,7 @@ def main() -> None:
     first = os.environ["PFL_WORKER_RANK"] == "0"
     with suppress(EOFError):
         FederatedAveraging().run(
-            NNAlgorithmParams(10**6, 10**6, PER_ROUND, None),
+            NNAlgorithmParams(10**6, 10**6, work.per_round, None),
             SimulatedBackend(users, None),
             PyTorchModel(learner, torch.optim.SGD, torch.optim.SGD(learner.parameters(), lr=1.0)),
             NNTrainHyperParams(local_batch_size=BATCH_SIZE, local_num_epochs=EPOCHS, local_learning_rate=LR),

@@ -1,0 +1,113 @@
+"""Write docs/measurements/speed.md and its plot from the timings that `engines.py` has written to results/bench.
+
+python benchmarks/engines.py W1 W2 --out results/bench/cpu.json
+python benchmarks/engines.py W1 W2 --clients 5 15 45 --only stacked peers --repeats 3 --out results/bench/sweep.json
+python benchmarks/page.py
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from ratios import Row, rows
+
+ROOT = Path(__file__).parents[1]
+PAGE, PLOT = ROOT / "docs/measurements/speed.md", ROOT / "docs/assets/speed.svg"
+HEAD = """# Speed
+
+<!-- Written by benchmarks/page.py. -->
+
+A round of FedAvg and FedSat with our engines, and of FedAvg with other simulators and in a plain PyTorch loop. All do
+the same local training, which the last column shows: the loss on the test set after all rounds. Contenders take turns,
+so that other programs on the machine slow all of them down alike. The third column says how many times longer a round
+takes than with the fastest stacked FedAvg in the same turn: the median and the range over the turns. Peers with
+processes have one for each core; FedJAX compiles with XLA. [Engine](engine.md) explains where the time goes.
+"""
+
+
+def main() -> None:
+    """Write the plot and the page."""
+    kept = [
+        json.loads((ROOT / "results/bench" / name).read_text(encoding="utf-8")) for name in ("cpu.json", "sweep.json")
+    ]
+    turns, sweep = kept
+    plot(sweep["results"]).savefig(PLOT)
+    parts = [HEAD, about(turns), *(table(result) for result in turns["results"])]
+    parts += ["## More and fewer clients\n", about(sweep), f"![Seconds per round](../assets/{PLOT.name})\n"]
+    parts += [sizes(results) for results in by_workload(sweep["results"])]
+    PAGE.write_text("\n".join(parts), encoding="utf-8")
+
+
+def about(kept: dict[str, Any]) -> str:
+    """Return the command, the machine and the versions."""
+    return (
+        f"`{kept['command']}`, {kept['finished'][:10]}: {kept['device']}, {kept['cores']} cores, "
+        f"torch {kept['torch']}, Python {kept['python']}.\n"
+    )
+
+
+def table(result: dict[str, Any]) -> str:
+    """Return the table of a workload."""
+    lines = [f"## {result['title']}\n", "| | s per round | times as long | test loss |", "| --- | ---: | ---: | ---: |"]
+    for row in rows(result):
+        lines.append(
+            f"| {row.contender} | {row.seconds:.3f} | {row.faster} | {result['test_loss'][row.contender]:.4f} |"
+        )
+    return "\n".join([*lines, ""])
+
+
+def by_workload(results: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """Return the results of each workload, in the order of the numbers of clients."""
+    for name in dict.fromkeys(result["workload"] for result in results):
+        own = [result for result in results if result["workload"] == name]
+        yield sorted(own, key=lambda result: result["clients"])
+
+
+def best(result: dict[str, Any]) -> dict[str, Row]:
+    """Return the fastest row of each contender, whatever its number of threads."""
+    found: dict[str, Row] = {}
+    for row in rows(result):
+        found.setdefault(row.contender.partition(",")[0], row)
+    return found
+
+
+def sizes(results: Sequence[dict[str, Any]]) -> str:
+    """Return a table of seconds by contender and number of clients."""
+    each = [best(result) for result in results]
+    heads = [f"{result['clients']} clients" for result in results]
+    lines = [
+        f"### {results[0]['title']}\n",
+        f"| s per round | {' | '.join(heads)} |",
+        "| --- |" + " ---: |" * len(each),
+    ]
+    for contender in each[0]:
+        lines.append(f"| {contender} | {' | '.join(f'{found[contender].seconds:.3f}' for found in each)} |")
+    return "\n".join([*lines, ""])
+
+
+def plot(results: Sequence[dict[str, Any]]) -> Figure:
+    """Draw seconds per round over the number of clients, for each workload."""
+    workloads = list(by_workload(results))
+    figure = Figure(figsize=(4.5 * len(workloads), 3.6), layout="constrained")
+    panels: list[Axes] = list(figure.subplots(1, len(workloads), squeeze=False)[0])
+    for axes, own in zip(panels, workloads, strict=True):
+        clients = [result["clients"] for result in own]
+        for contender in best(own[0]):
+            axes.plot(clients, [best(result)[contender].seconds for result in own], marker="o", label=contender)
+        axes.set(
+            xscale="log", yscale="log", title=own[0]["title"], xlabel="clients per round", ylabel="seconds per round"
+        )
+        axes.set_xticks(clients, [str(number) for number in clients], minor=False)
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
+    return figure
+
+
+if __name__ == "__main__":
+    main()
