@@ -12,7 +12,7 @@ ifdef LOCKED
 LOCK := .ci/requirements.txt
 endif
 
-.PHONY: install demo test check format docs docs-serve tutorial bench bench-peers lock audit clean
+.PHONY: install demo test check format docs docs-serve notebooks bench bench-peers lock audit clean
 
 install: $(STAMP)
 
@@ -49,9 +49,9 @@ docs: $(DOCS)
 docs-serve: $(DOCS)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
-# Runs the tutorial's notebook and stores its outputs in it.
-tutorial: $(DOCS)
-	$(BIN)/jupyter-execute --inplace docs/tutorial.ipynb
+# Runs the notebooks of the documentation and stores their outputs in them.
+notebooks: $(DOCS)
+	$(BIN)/jupyter-execute --inplace docs/*.ipynb
 
 $(DOCS): $(STAMP)
 ifndef LOCKED

@@ -3,7 +3,7 @@
 reference/configuration.md    from the options of `fedsat.experiment.config.Config` and of every registered part
 reference/cli.md              from the typer app
 reference/api.md              from `fedsat.__all__`
-tutorial.md                   from tutorial.ipynb, with its stored outputs
+tutorial.md, …                from the notebooks, with their stored outputs
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 HERE = Path(__file__).parent
-NOTEBOOK = "tutorial.ipynb"
+NOTEBOOKS = ("tutorial", "hospitals", "skewed-images")
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -32,13 +32,15 @@ def on_files(files: Any, config: Any) -> Any:
 
 def generated_files() -> dict[str, str | bytes]:
     """Return the generated pages and pictures by path."""
-    page, images = notebook_page(json.loads((HERE / NOTEBOOK).read_text(encoding="utf-8")))
+    pages: dict[str, str | bytes] = {}
+    for name in NOTEBOOKS:
+        page, images = notebook_page(json.loads((HERE / f"{name}.ipynb").read_text(encoding="utf-8")), name)
+        pages |= {f"{name}.md": page, **images}
     return {
         "reference/configuration.md": configuration_page(),
         "reference/cli.md": command_line_page(),
         "reference/api.md": api_page(),
-        "tutorial.md": page,
-        **images,
+        **pages,
     }
 
 
@@ -268,7 +270,7 @@ def api_page() -> str:
 # Notebook
 
 
-def notebook_page(notebook: Mapping[str, Any]) -> tuple[str, dict[str, bytes]]:
+def notebook_page(notebook: Mapping[str, Any], name: str) -> tuple[str, dict[str, bytes]]:
     """A notebook as Markdown, and its pictures by path."""
     parts = ["---\nhide: [navigation]\n---"]
     images: dict[str, bytes] = {}
@@ -279,9 +281,9 @@ def notebook_page(notebook: Mapping[str, Any]) -> tuple[str, dict[str, bytes]]:
         elif cell["cell_type"] == "code":
             parts.append(f"```python\n{source}\n```")
             for position, output in enumerate(cell.get("outputs", [])):
-                parts += rendered(output, f"assets/tutorial-{number}-{position}.png", images)
+                parts += rendered(output, f"assets/{name}-{number}-{position}.png", images)
         if number == 0:
-            parts.append(f"[Download this page as a notebook]({NOTEBOOK}){{ .md-button }}")
+            parts.append(f"[Download this page as a notebook]({name}.ipynb){{ .md-button }}")
     return "\n\n".join(parts) + "\n", images
 
 
