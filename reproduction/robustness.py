@@ -327,20 +327,21 @@ def tables(rows: list[Row]) -> Iterator[str]:
 
 def table(rows: list[Row], clean: dict[tuple[str, str], Row], title: str, share: float) -> Iterator[str]:
     """Return the tables of one setting: points lost and accuracy, and the attackers' weights."""
+    attacks = [attack for attack in ATTACKS if any(row["attack"] == attack for row in rows)]
     attacked = {
         (defence, attack): [
             row for row in rows
             if (row["defence"], row["attack"], float(row["attackers"])) == (defence, attack, share)
         ]
         for defence in unique(row["defence"] for row in rows)
-        for attack in ATTACKS
+        for attack in attacks
     }  # fmt: skip
-    defences = [name for name in DEFENCES if any(attacked.get((name, attack)) for attack in ATTACKS)]
-    heading = f"| | clean | {' | '.join(ATTACKS)} |\n|---|{'---:|' * (1 + len(ATTACKS))}"
+    defences = [name for name in DEFENCES if any(attacked.get((name, attack)) for attack in attacks)]
+    heading = f"| | clean | {' | '.join(attacks)} |\n|---|{'---:|' * (1 + len(attacks))}"
     yield f"### {title}\n\nPoints lost against the clean run of the same defence and seed (accuracy):\n\n{heading}"
     for defence in defences:
         cells = [means([row["accuracy"] for (name, _), row in clean.items() if name == defence], 100)]
-        for attack in ATTACKS:
+        for attack in attacks:
             pairs = [(clean.get((defence, row["seed"])), row) for row in attacked[defence, attack]]
             before = [one["accuracy"] if one else "" for one, _ in pairs]
             after = [row["accuracy"] for _, row in pairs]
@@ -354,10 +355,16 @@ def table(rows: list[Row], clean: dict[tuple[str, str], Row], title: str, share:
         cells = [
             f"{means([row['attackers_weight'] for row in attacked[defence, attack]], 100)}, "
             f"{means([row['attackers_left_out'] for row in attacked[defence, attack]], 100)}"
-            for attack in ATTACKS
+            for attack in attacks
         ]
         yield f"| {defence} | {honest} honest left out | {' | '.join(cells)} |"
     yield ""
+    if "backdoor" in attacks:
+        success = [
+            f"{means([row['backdoor'] for row in attacked[name, 'backdoor']], 100)} ({name})" for name in defences
+        ]
+        yield f"Samples with the trigger that the final model takes for the target, in per cent: {', '.join(success)}."
+        yield ""
 
 
 def unique(values: Iterable[Any]) -> list[Any]:

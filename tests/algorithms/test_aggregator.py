@@ -137,8 +137,5 @@ def trained(method: str, aggregator: str) -> Model:
 def test_every_method_accepts_every_aggregator(method: str, aggregator: str) -> None:
     robust = trained(method, aggregator)
     assert all(bool(torch.isfinite(tensor).all()) for tensor in robust.params.values())
-    if aggregator not in (
-        "damped-mean",
-        "guarded-mean",
-    ):  # in this small federation updates may be neither long nor short enough
+    if aggregator not in ("damped-mean", "guarded-mean"):  # in a small federation, no update may be unusual enough
         assert not same(robust, trained(method, "mean"))

@@ -75,7 +75,9 @@ def test_rows_are_kept_skipped_and_tabled(tmp_path: Path) -> None:
     assert done(file) == {clean.key, attacked.key}
     before, after = (float(row["accuracy"]) for row in read(file))
     table = "\n".join(tables(read(file)))
-    assert f"| fedavg | {100 * before:.1f} | – | {100 * (before - after):.1f} ({100 * after:.1f}) | –" in table
+    assert "| | clean | sign-flip |" in table
+    assert f"| fedavg | {100 * before:.1f} | {100 * (before - after):.1f} ({100 * after:.1f}) |" in table
+    assert "trigger" not in table
     page.write_text(f"by hand\n{MARK}\nold tables", encoding="utf-8")
     write_page(read(file), page)
     assert page.read_text(encoding="utf-8").startswith(f"by hand\n{MARK}\n")
