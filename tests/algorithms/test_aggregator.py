@@ -60,6 +60,13 @@ def test_multi_krum_keeps_the_chosens_weights_in_proportion() -> None:
     assert kept.tolist() == pytest.approx([0.25, 0.5, 0, 0.25])
 
 
+def test_an_update_that_is_long_in_one_tensor_weighs_less() -> None:
+    # The lengths of "a" are equal; those of "b" are 1, 1, 1, 4. Beyond 2 medians: (2/4)² = 1/4.
+    guarded = GuardedMean(longest=9, repeats=0, against=0)
+    kept = guarded.select({"a": one(3, 3, 3, 3)["w"], "b": one(1, 1, -1, 4)["w"]}, weights(0.25, 0.25, 0.25, 0.25))
+    assert kept.tolist() == pytest.approx([4 / 13, 4 / 13, 4 / 13, 1 / 13])
+
+
 def test_updates_that_repeat_share_one_weight() -> None:
     # All have the length 5. Squared distances 0, 2, 10, 10, 10, 20, 20, 20, 50, 50: the median is 15. Closer than
     # 0.04 · 15 are only the last two.

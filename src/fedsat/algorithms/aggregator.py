@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from fedsat.algorithms.reports import weighted_median
+from fedsat.algorithms.reports import ratio, weighted_median
 from fedsat.options import Option, Registry, check
 from fedsat.tree import Tree, norms, per_client, tree_map, weighted_sum
 
@@ -127,9 +127,14 @@ class DampedMean(Aggregator):
 class GuardedMean(DampedMean):
     """The damped mean with lower weights for repeated updates and for updates against the others.
 
-    Each rule stops what the others cannot see: `longest` and `shortest` an unusual length, `repeats` several attackers
-    that send the same usual update, and `against` updates that undo the work of the others.
+    Each rule stops what the others cannot see: `longest` and `shortest` an unusual length, `part` an unusual length of
+    a single tensor, `repeats` several attackers that send the same usual update, and `against` updates that undo the
+    work of the others.
     """
+
+    part: Annotated[
+        float, Option("damp updates with a tensor longer than this many medians of the same tensor", above=0)
+    ] = 2.0
 
     repeats: Annotated[
         float,
@@ -146,6 +151,7 @@ class GuardedMean(DampedMean):
         cos_k is the cosine of a client's update and the median of every coordinate; the usual one is the median cosine.
         """
         damped = super().select(client_updates, weights)
+        damped = damped * self.evenness(client_updates, damped).to(damped)
         shared = damped / self.crowd(client_updates).to(damped)
         shared = shared / shared.sum()
         cosines = cosines_with_median(client_updates, shared)
@@ -153,6 +159,13 @@ class GuardedMean(DampedMean):
         agreeing = shared * (cosines / usual).clamp(0, 1).to(shared)
         # Without a usual direction, as with two opposite updates, there is nothing to compare with.
         return agreeing / agreeing.sum() if bool(usual > 0) else shared
+
+    def evenness(self, client_updates: Tree, weights: Tensor) -> Tensor:
+        """Return min(1, (part/r_k)²), [K], where r_k is the largest length of a tensor in medians of that tensor."""
+        lengths = torch.stack([norms({name: tensor}) for name, tensor in client_updates.items()], dim=1)
+        usual = lengths[weights > 0].quantile(0.5, dim=0)
+        relative = ratio(lengths, usual.expand_as(lengths)).amax(1)
+        return (self.part / relative.clamp(min=self.part)).square()
 
     def crowd(self, client_updates: Tree) -> Tensor:
         """Return how many updates, itself included, are as good as equal to each client's update, [K]."""
