@@ -4,7 +4,7 @@
     python -m reproduction.robustness --jobs 8              # runs what results/robustness.csv does not have yet
     python -m reproduction.robustness --page                # only writes docs/measurements/robustness.md
 
-Trials, to choose a defence (about two seconds a run), have seeds and a file of their own:
+Trials for choosing a defence (about two seconds per run) have their own seeds and their own file:
 
     python -m reproduction.robustness --dataset mnist-mini --model mlp --rounds 30 --first-seed 100 \\
         --results trials.csv --document trials.md

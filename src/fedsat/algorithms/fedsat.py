@@ -127,7 +127,7 @@ class FedSat(Algorithm):
         """Return the aggregate, but not longer than the median client's update (see `limit`).
 
         Clients add γ v_t to every step, so an aggregate that is longer than their updates makes the next ones longer
-        still: a single client that scales its update would bury the run. The mean of honest updates is shorter.
+        still: a single client that scales its update could ruin the run. The mean of honest updates is shorter.
         """
         update = super().update(model, updates, weights)
         if not self.correction or self.gamma == 0 or self.scale == "paper":
