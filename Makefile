@@ -80,7 +80,7 @@ audit: $(STAMP)
 	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+.*//; s/ @.*//' > $(VENV)/audit/installed.txt
 	$(VENV)/audit/bin/pip-audit --strict --no-deps --disable-pip --requirement $(VENV)/audit/installed.txt
 
-# Installs Flower and pfl, which `make bench` compares with.
+# Installs Flower, pfl and FedJAX, which `make bench` compares with.
 bench-peers:
 	$(PYTHON) -m venv $(VENV)-bench
 	$(VENV)-bench/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
