@@ -316,6 +316,20 @@ def test_a_replay_is_refused(clouds: Path) -> None:
     assert notes(run, 2)[1] == "its reply does not answer this request"
 
 
+def test_a_copy_of_another_nodes_reply_is_refused(clouds: Path) -> None:
+    grid, first = grid_of(clouds), list[RecordDict]()
+
+    def copy(request: Request, reply: RecordDict) -> RecordDict:
+        first.append(reply)
+        return first[0]
+
+    for client in (0, 1):
+        grid.faults[node_of(grid, client)] = only_for("train", copy)
+    run = run_federation(grid, configure(clouds, per_round=4, rounds=1))
+    ((client, why),) = notes(run, 1).items()  # the one that was asked last
+    assert (client in (0, 1), why) == (True, "its reply does not answer this request")
+
+
 @pytest.mark.parametrize("key", ["00" * 32, "01" + "00" * 31, "ab", "xy" * 32, ""])
 def test_a_node_with_a_degenerate_key_does_not_stop_sums(key: str, clouds: Path) -> None:
     assert not masks.usable(key)
