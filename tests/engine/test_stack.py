@@ -12,10 +12,10 @@ import torch
 from fedsat.algorithms import SGD, algorithms
 from fedsat.engine import StackedEngine
 from fedsat.engine.groups import alike
-from fedsat.engine.local_round import Request
 from fedsat.engine.stack import Stack
 from fedsat.errors import UsageError
 from fedsat.rounds import FederationState, lr_schedules, run_round, start
+from fedsat.rounds.local import Request
 from fedsat.rounds.sampling import sample_clients
 from tests.engine.test_graphs import CountedSteps
 from tests.support.federations import SAMPLING, furthest, image_dataset, make_engine, stacked, tiny_dataset
@@ -45,8 +45,7 @@ def run_together(engines: Sequence[StackedEngine], rounds: int = 2) -> list[Fede
             )
             for engine, training in zip(engines, trainings, strict=True)
         ]
-        for engine, request, trained in zip(engines, requests, stack.train(requests), strict=True):
-            engine.ahead = request, trained
+        stack.train_ahead(requests)
         for engine, training in zip(engines, trainings, strict=True):
             run_round(engine, training, replace(SAMPLING, seed=engine.training.seed))
             assert engine.ahead is None

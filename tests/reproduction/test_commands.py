@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fedsat.experiment.batch import train_shown
+from fedsat.experiment.together import train_together
 from reproduction.commands import _choice
 from reproduction.results import read_results
 from tests.support.calling import reproduction as fedsat
@@ -36,11 +36,11 @@ def test_paper(capsys: pytest.CaptureFixture[str]) -> None:
 def test_results_are_kept_run_by_run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     path, kept = Path("runs/paper/table-ls-smoke.csv"), []
 
-    def watched(*given: Any, **options: Any) -> None:
+    def watched(*given: Any, **options: Any) -> Any:
         kept.append([result.line["contender"] for result in read_results(path)])
-        train_shown(*given, **options)
+        return train_together(*given, **options)
 
-    monkeypatch.setattr("fedsat.experiment.batch.train_shown", watched)
+    monkeypatch.setattr("fedsat.experiment.batch.train_together", watched)
     only = ["--only", "dataset=mnist,model=mlp,lr=0.01,method=fedavg,fedprox"]
     assert fedsat(capsys, "run", "table-ls", *only)[0] == 0
     assert kept == [[], ["fedavg", "fedavg, averaged"]]

@@ -32,7 +32,7 @@ from fedsat.flower.local_run import DERIVED, LOGS, EndedError, LocalRun, rounds_
 from fedsat.flower.processes import NODE_BYTES
 from fedsat.flower.terms import Terms
 from fedsat.metrics import RoundRecord
-from fedsat.report.progress import Watcher, say
+from fedsat.report.progress import Watcher, bars_on, say
 
 ATTEMPTS = 3
 """How often all processes are started again without a new round before the run ends with an error."""
@@ -109,7 +109,8 @@ def _carry_out(console: Console, run: LocalRun) -> None:
     """Carry out a run. If its server is lost, start all processes again and continue, as long as there is progress."""
     folder, config = run.folder, run.config
     begun, failures = rounds_in(folder), 0
-    with signals_raise(), Watcher(console, config.method, begun, config.rounds) as watcher:
+    with signals_raise(), bars_on(console) as bars:
+        watcher = Watcher(console, bars, config.method, begun, config.rounds)
         try:
             while True:
                 before = rounds_in(folder)

@@ -14,6 +14,13 @@ COPIES = 10
 MOST = {"cpu": 64, "cuda": 128}
 """Largest number of lanes per device. More lanes give no speedup: the CPU's caches are full, or the GPU is busy."""
 
+PAYING = 1_200_000
+"""Most weights, in all lanes together, with which a stack of several runs pays on a CPU.
+
+With more, a step spends its time on arithmetic, which a stack does not save, and its tensors leave the caches
+(docs/measurements/engine.md).
+"""
+
 CACHED = {"cpu": 1 << 22, "cuda": 1 << 29}
 """Largest number of values in all layer outputs of an evaluation batch, so that they stay in the CPU's caches and still
 keep a GPU busy.
@@ -35,6 +42,13 @@ def lanes_that_fit(module: nn.Module, shape: tuple[int, ...], batch_size: int, d
     # The backward pass needs each activation and its gradient. The factor 3 leaves room for temporaries.
     needed = 4 * (COPIES * weights + 3 * batch_size * activations(module, shape))
     return max(1, min(MOST[device.type], free_memory(device) // 2 // needed))
+
+
+def runs_that_pay(lanes: int, clients: int, weights: int, device: torch.device) -> int:
+    """Return how many runs, each with so many clients in a round, can train in `lanes` lanes, and faster than alone."""
+    if device.type == "cpu":
+        lanes = min(lanes, PAYING // weights)
+    return max(1, lanes // clients)
 
 
 def activations(module: nn.Module, shape: tuple[int, ...]) -> int:

@@ -57,7 +57,11 @@ class FoldedLinear(nn.Linear):
         """Return W x + b for each client, [S, out, B]."""
         if self.bias is None:
             return torch.bmm(weight, columns)
-        return torch.baddbmm(self.bias.unsqueeze(2), weight, columns)
+        bias = self.bias.unsqueeze(2)
+        if bias.requires_grad and not columns.is_cuda:
+            # On a CPU, torch sums the gradient of a broadcast bias in an order that depends on the number of clients.
+            bias = torch.bmm(bias, columns.new_ones(len(columns), 1, columns.shape[2]))
+        return torch.baddbmm(bias, weight, columns)
 
 
 def _grouped(function: Callable[..., Tensor], layer: Any, x: Tensor) -> Tensor:

@@ -2,39 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedsat.algorithms import Batch, LocalResult, Model, Server, Task
+from fedsat.algorithms import Batch, LocalResult, Model, Task
 from fedsat.algorithms.base import checked
 from fedsat.engine.base import BaseEngine
 from fedsat.engine.examples import PAD
 from fedsat.engine.groups import stepping_task
 from fedsat.engine.lanes import Seat, batch_rows, lane_table
 from fedsat.engine.plan import Lanes, RunPlan, StackedNetwork
-from fedsat.rounds.local import TrainedRound, new_meters
+from fedsat.rounds.local import Request, TrainedRound, new_meters
 from fedsat.rounds.sampling import batch_order, crops_and_flips
 from fedsat.seeding import Indices
-from fedsat.tree import KeptState, State, Tree, concatenate, expand, tree_map
-
-
-@dataclass(frozen=True)
-class Request:
-    """What a run requests in a round: the clients to train, and the states of those that participated before."""
-
-    server: Server
-    clients: Indices
-    states: Mapping[int, KeptState]
-    number: int
-
-    def equals(self, other: Request) -> bool:
-        """Whether the other request is for the same round of the same training."""
-        same = self.server is other.server and self.number == other.number
-        return same and np.array_equal(self.clients, other.clients)
+from fedsat.tree import State, Tree, concatenate, expand, tree_map
 
 
 class LocalRound:

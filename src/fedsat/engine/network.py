@@ -138,3 +138,11 @@ def initial_weights(module: nn.Module, device: torch.device, dtype: torch.dtype)
     if not params:
         raise UsageError("the model has no parameters to train")
     return Model(params, buffers)
+
+
+def draws_random_numbers(module: nn.Module, shape: tuple[int, ...]) -> bool:
+    """Whether the module draws random numbers during training, as dropout does."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        before = torch.get_rng_state()
+        copy.deepcopy(module).train()(torch.zeros(2, *shape))
+        return not torch.equal(before, torch.get_rng_state())

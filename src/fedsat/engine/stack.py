@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,10 +19,11 @@ import torch
 from fedsat.engine.base import tuned_kernels
 from fedsat.engine.graphs import GraphedSteps
 from fedsat.engine.lanes import Seat, lane_table, seat_runs, stretches
-from fedsat.engine.local_round import LocalRound, Request
+from fedsat.engine.local_round import LocalRound
 from fedsat.engine.plan import Lanes, Plan
 from fedsat.engine.steps import EagerSteps, Steps
-from fedsat.rounds.local import TrainedRound
+from fedsat.rounds.local import Request, TrainedRound
+from fedsat.rounds.round import timed
 from fedsat.seeding import generator
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ class Stack:
         first, *others = self.engines = list(engines)
         for engine in others:
             engine.share_examples(first)
+            engine.threads = first.threads
         self.device, self.network = first.device, first.stacked
         self._graphed = self._new_graphs()
 
@@ -68,6 +71,15 @@ class Stack:
                     self._graphed = self._new_graphs()
                 torch.cuda.empty_cache()
                 logger.warning("round %d: out of GPU memory with %d lanes; retrying with %d", number, lanes, self.lanes)
+
+    def train_ahead(self, requests: Sequence[Request]) -> None:
+        """Train a round of every run. Its engine keeps the result until the round asks for it."""
+        seconds: dict[str, float] = {}
+        with timed(seconds, "train", self.device):
+            trained = self.train(requests)
+        share = seconds["train"] / len(requests)
+        for engine, request, one in zip(self.engines, requests, trained, strict=True):
+            engine.ahead = request, replace(one, seconds=share)
 
     def steps(self, plan: Plan) -> Steps:
         """Return the object that takes the steps of a round: with CUDA graphs on a GPU, eagerly on a CPU."""

@@ -12,15 +12,15 @@ from torch import nn
 from fedsat.algorithms import Algorithm, Server, Updates
 from fedsat.data import Federation
 from fedsat.engine.base import BaseEngine
-from fedsat.engine.capacity import lanes_that_fit
+from fedsat.engine.capacity import lanes_that_fit, runs_that_pay
 from fedsat.engine.evaluate import Counter, GraphedCounter
 from fedsat.engine.examples import Examples
-from fedsat.engine.local_round import Request
+from fedsat.engine.network import draws_random_numbers
 from fedsat.engine.plan import StackedNetwork
 from fedsat.engine.stack import Stack
 from fedsat.engine.threads import ThreadChoice
 from fedsat.metrics import ClassCounts
-from fedsat.rounds.local import LocalTraining, TrainedRound
+from fedsat.rounds.local import LocalTraining, Request, TrainedRound
 from fedsat.seeding import Indices
 from fedsat.tree import KeptStates
 
@@ -40,7 +40,7 @@ class StackedEngine(BaseEngine):
         lanes: int | None = None,
     ) -> None:
         super().__init__(network, module, federation, algorithm, training, device, dtype)
-        self.stacked = network
+        self.stacked, self._module = network, module
         largest = training.batch_of(int(federation.sizes.max()))
         fitting = lanes_that_fit(module, federation.dataset.input_shape, largest, device)
         self.lanes = lanes or fitting
@@ -64,6 +64,13 @@ class StackedEngine(BaseEngine):
         with self.threads.applied():
             counts = self.train_counter.count_each(updates.model, samples, owners, workers.shape[1])
         return ClassCounts.from_confusion(counts)
+
+    def runs_at_once(self, clients: int) -> int:
+        """Return how many runs like this, with so many clients in a round, are worth training in one stack."""
+        if draws_random_numbers(self._module, self.federation.dataset.input_shape):
+            return 1  # the runs would share one sequence of numbers
+        weights = sum(tensor.numel() for tensor in self.initial_model.params.values())
+        return runs_that_pay(self.lanes, clients, weights, self.device)
 
     def train(self, server: Server, clients: Indices, states: KeptStates, round_number: int) -> TrainedRound:
         """Train the sampled clients at once, unless a stack of several runs has done it already."""

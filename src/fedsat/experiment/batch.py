@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+import itertools
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -15,6 +16,15 @@ from fedsat.experiment.jobs import Job
 from fedsat.experiment.parallel import Ended, RunTask, open_run, train_apart
 from fedsat.experiment.run import Run, train
 from fedsat.experiment.store import Shelf, StoredRun, identity
+from fedsat.experiment.together import families, open_together, train_together
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A run that a display shows, and its label if it is one of many."""
+
+    run: Run
+    label: str | None = None
 
 
 class Display(Protocol):
@@ -23,8 +33,8 @@ class Display(Protocol):
     def say(self, text: str) -> None:
         """Print a line."""
 
-    def progress(self, run: Run, label: str | None) -> AbstractContextManager[RoundFunction | None]:
-        """Show the rounds of a run; a run with a label is one of many."""
+    def progress(self, runs: Sequence[Shown]) -> AbstractContextManager[RoundFunction | None]:
+        """Show the rounds of runs that train at the same time; a run with a label is one of many."""
 
 
 class Silent:
@@ -33,9 +43,9 @@ class Silent:
     def say(self, text: str) -> None:
         """Print nothing."""
 
-    def progress(self, run: Run, label: str | None) -> AbstractContextManager[RoundFunction | None]:
+    def progress(self, runs: Sequence[Shown]) -> AbstractContextManager[RoundFunction | None]:
         """Show nothing."""
-        del run, label
+        del runs
         return nullcontext()
 
 
@@ -53,19 +63,34 @@ class Outcome:
             raise FedsatError(f"{len(self.failures)} of {len(self.failures) + len(self.runs)} runs failed: {errors}")
 
 
-def train_shown(display: Display, run: Run, label: str | None = None, callbacks: Callbacks = ()) -> None:
-    """Train one run and show it. A run with a label is one of many, and leaves no checkpoint when it is completed."""
-    for note in run.notes:
+def train_shown(display: Display, run: Run, callbacks: Callbacks = ()) -> None:
+    """Train one run and show it."""
+    with _showing(display, [Shown(run)]) as show:
+        train(run, callbacks, show=show)
+
+
+@contextmanager
+def _showing(display: Display, runs: Sequence[Shown]) -> Iterator[RoundFunction | None]:
+    """Show runs while they train, and say what is kept of them if they are stopped."""
+    for note in dict.fromkeys(note for shown in runs for note in shown.run.notes):
         display.say(f"note: {note}")
     try:
-        with display.progress(run, label) as show:
-            train(run, callbacks, show=show, for_more=label is None)
+        with display.progress(runs) as show:
+            yield show
     except (*STOPPED, FedsatError) as end:
-        if run.folder is not None and run.folder.path.is_dir():
-            again = label is None and run.checkpoints is not None and not isinstance(end, TrainingError)
-            hint = f"; continue with fedsat resume {run.folder.path}" if again else ""
-            display.say(f"{run.training.rounds} rounds are kept in {run.folder.path}{hint}")
+        for shown in runs:
+            if shown.run.status != "completed":
+                _say_kept(display, shown, end)
         raise
+
+
+def _say_kept(display: Display, shown: Shown, end: BaseException) -> None:
+    """Say how many rounds there are of a run that was stopped or has failed."""
+    run = shown.run
+    if run.folder is not None and run.folder.path.is_dir():
+        again = shown.label is None and run.checkpoints is not None and not isinstance(end, TrainingError)
+        hint = f"; continue with fedsat resume {run.folder.path}" if again else ""
+        display.say(f"{run.training.rounds} rounds are kept in {run.folder.path}{hint}")
 
 
 def carry_out(
@@ -87,7 +112,7 @@ def carry_out(
     if there:
         display.say(f"{len(there)} of {len(jobs)} runs are done already")
     keep(there)  # even if there are none, so that an error in `keep` appears now and not after hours of training
-    train_all = _one_by_one if processes == 1 else _side_by_side
+    train_all = _in_stacks if processes == 1 else _side_by_side
     try:
         with closing(train_all(display, list(wanted.values()), shelf, processes)) as ends:
             for ended in ends:
@@ -104,15 +129,28 @@ def carry_out(
     return outcome
 
 
-def _one_by_one(display: Display, jobs: Sequence[Job], shelf: Shelf, _: int) -> Generator[Ended]:
-    for number, job in enumerate(jobs, start=1):
-        run, folder = open_run(job.config, shelf.unfinished(job.config), shelf.place(job.label))
-        error = None
-        try:
-            train_shown(display, run, f"[{number}/{len(jobs)}] {job.label}")
-        except TrainingError as failure:
-            error = str(failure)
-        yield Ended(job.label, folder, error)
+def _in_stacks(display: Display, jobs: Sequence[Job], shelf: Shelf, _: int) -> Generator[Ended]:
+    """Train the runs in this process: those together that gain by it, and the others one after another."""
+    numbers = itertools.count(1)
+    for jobs_alike in families(jobs):
+        waiting = jobs_alike
+        while waiting:
+            opened = open_together(
+                waiting, lambda job: open_run(job.config, shelf.unfinished(job.config), shelf.place(job.label))
+            )
+            group, waiting = waiting[: len(opened)], waiting[len(opened) :]
+            labels = [f"[{next(numbers)}/{len(jobs)}] {job.label}" for job in group]
+            shown = [Shown(run, label) for (run, _), label in zip(opened, labels, strict=True)]
+            with (
+                _showing(display, shown) as show,
+                closing(train_together([run for run, _ in opened], show=show)) as ends,
+            ):
+                for place, error in ends:
+                    if isinstance(error, TrainingError):
+                        _say_kept(display, shown[place], error)
+                    elif error is not None:
+                        raise error
+                    yield Ended(group[place].label, opened[place][1], str(error) if error else None)
 
 
 def _side_by_side(display: Display, jobs: Sequence[Job], shelf: Shelf, processes: int) -> Generator[Ended]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from html import escape
@@ -42,6 +42,8 @@ from fedsat.metrics import (
 from fedsat.metrics.thresholds import Thresholds
 from fedsat.rounds import FederationState, Sampling, attacks, run_round, start, timed
 from fedsat.rounds.ledger import Budget
+from fedsat.rounds.local import Request
+from fedsat.rounds.round import clients_of_round
 
 
 @dataclass(repr=False)
@@ -147,6 +149,19 @@ class Run:
         """End the run after the current round, as completed; for callbacks."""
         self.stopped = reason
 
+    @property
+    def _sampling(self) -> Sampling:
+        config = self.setup.config
+        return Sampling(config.per_round, config.workers, config.seed)
+
+    def request(self) -> Request | None:
+        """Return what the next round will ask of the engine; None if too few clients will respond."""
+        number, engine = self.training.rounds + 1, self.setup.engine
+        sampled, responding = clients_of_round(number, engine.clients, self._sampling, self.setup.faults)
+        if not engine.protection.can_aggregate(len(sampled), len(responding)):
+            return None
+        return Request(self.training.server, responding, self.training.states, number)
+
     def run_round(self, callbacks: Sequence[Callback] = ()) -> RoundRecord:
         """Run one round, evaluate the model if it is due, call the callbacks, and write the record.
 
@@ -154,8 +169,7 @@ class Run:
         """
         config, engine, before = self.setup.config, self.setup.engine, self.state
         training = replace(before.training, states=dict(before.training.states))
-        sampling = Sampling(config.per_round, config.workers, config.seed)
-        result = run_round(engine, training, sampling, self.setup.faults)
+        result = run_round(engine, training, self._sampling, self.setup.faults)
         if self.states is not None:
             self.states.overflow(training.states, result.clients.tolist())
         record, after = round_record(result), replace(before, training=training)
@@ -362,17 +376,30 @@ def train(run: Run, callbacks: Callbacks = (), *, show: RoundFunction | None = N
     the error is raised again. `show` is called with every record that has been written, for a progress display.
     `for_more` leaves a checkpoint at the end, from which `resume` can continue to more rounds.
     """
+    for _ in round_by_round(run, callbacks, show=show, for_more=for_more):
+        pass
+    return run
+
+
+def round_by_round(
+    run: Run, callbacks: Callbacks = (), *, show: RoundFunction | None = None, for_more: bool = True
+) -> Generator[None]:
+    """Train a run as `train` does, with a pause before each round, in which other runs may have their turn.
+
+    Closing the generator interrupts the run.
+    """
     active = [*as_callbacks(callbacks), *run.setup.stop_rules, *run.setup.trackers]
     try:
         with signals_raise():
             for callback in active:
                 callback.start(run)
             while run.training.rounds < run.setup.config.rounds and run.stopped is None:
+                yield
                 record = run.run_round(active)
                 if show is not None:
                     show(run, record)
             run.close("completed", for_more=for_more)
-    except STOPPED:
+    except (*STOPPED, GeneratorExit):
         run.close("interrupted")
         raise
     except Exception as error:
@@ -382,4 +409,3 @@ def train(run: Run, callbacks: Callbacks = (), *, show: RoundFunction | None = N
     finally:
         for callback in active:
             callback.end(run)
-    return run

@@ -2,55 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from types import TracebackType
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from fedsat.experiment.batch import Shown
+from fedsat.experiment.callbacks import RoundFunction
 from fedsat.experiment.run import Run
 from fedsat.metrics import RoundRecord
 from fedsat.report.tables import percent
 
 
-class Watcher:
-    """Shows the rounds of a run as they finish. It is a context manager, and a callback of the run.
+def bars_on(console: Console) -> AbstractContextManager[Progress | None]:
+    """Show live bars if the console can."""
+    if not (console.is_terminal or console.is_jupyter):
+        return nullcontext()
+    return Progress(
+        TextColumn("{task.description}", style="bold", markup=False),
+        BarColumn(bar_width=24),
+        TextColumn("round {task.completed:.0f}/{task.total:.0f}"),
+        TextColumn("{task.fields[metrics]}", markup=False),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=console,
+    )
 
-    Without a live bar, one line is printed for each round, or about `lines` lines in total.
+
+class Watcher:
+    """Shows the rounds of a run as they finish: in a bar of its own among `bars`, if there are any.
+
+    Without bars, one line is printed for each round, or about `lines` lines in total.
     """
 
-    def __init__(self, console: Console, label: str, finished: int, rounds: int, lines: int | None = None) -> None:
-        self._console, self._label, self._finished, self._rounds = console, label, finished, rounds
-        self._every = max(1, rounds // lines) if lines else 1
-        self._progress: Progress | None = None
-        self._task: TaskID | None = None
-        self._metrics = ""
-
-    def __enter__(self) -> Watcher:
-        if self._console.is_terminal or self._console.is_jupyter:
-            self._progress = Progress(
-                TextColumn("{task.description}", style="bold", markup=False),
-                BarColumn(bar_width=24),
-                TextColumn("round {task.completed:.0f}/{task.total:.0f}"),
-                TextColumn("{task.fields[metrics]}", markup=False),
-                TimeElapsedColumn(),
-                TextColumn("left"),
-                TimeRemainingColumn(),
-                console=self._console,
-            )
-            self._task = self._progress.add_task(self._label, completed=self._finished, total=self._rounds, metrics="")
-            self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    def __init__(
+        self, console: Console, bars: Progress | None, label: str, finished: int, rounds: int, lines: int | None = None
     ) -> None:
-        if self._progress is not None:
-            self._progress.stop()
-
-    def __call__(self, run: Run, record: RoundRecord) -> None:
-        """Show a round that has finished."""
-        self.show(record, run.setup.engine.class_names)
+        self._console, self._bars, self._label, self._rounds = console, bars, label, rounds
+        self._every = max(1, rounds // lines) if lines else 1
+        self._task = None if bars is None else bars.add_task(label, completed=finished, total=rounds, metrics="")
+        self._metrics = ""
 
     def show(self, record: RoundRecord, class_names: Sequence[str]) -> None:
         """Show a round that has finished, given its record."""
@@ -58,8 +51,8 @@ class Watcher:
             worst, metrics = class_names[record.worst_class], record.metrics
             accuracy, recall = percent(metrics["accuracy"]), percent(metrics["worst_class_recall"])
             self._metrics = f"accuracy {accuracy}  worst-class recall {recall} ({worst})"
-        if self._progress is not None and self._task is not None:
-            self._progress.update(self._task, completed=record.round, metrics=self._metrics)
+        if self._bars is not None and self._task is not None:
+            self._bars.update(self._task, completed=record.round, metrics=self._metrics)
         elif record.evaluated and record.round % self._every == self._rounds % self._every:
             spent = sum(record.seconds.values())
             self._console.print(
@@ -80,11 +73,17 @@ class ConsoleDisplay:
         """Print a line."""
         say(self._console, text)
 
-    def progress(self, run: Run, label: str | None) -> Watcher:
-        """Show the rounds of a run; a label means that it is one of several."""
-        config = run.setup.config
-        lines = None if label is None else 3
-        return Watcher(self._console, label or config.method, run.training.rounds, config.rounds, lines)
+    @contextmanager
+    def progress(self, runs: Sequence[Shown]) -> Iterator[RoundFunction]:
+        """Show the rounds of runs that train at the same time; a run with a label is one of many."""
+        with bars_on(self._console) as bars:
+            watchers = {id(shown.run): self._watcher(bars, shown) for shown in runs}
+            yield lambda run, record: watchers[id(run)].show(record, run.setup.engine.class_names)
+
+    def _watcher(self, bars: Progress | None, shown: Shown) -> Watcher:
+        config, finished = shown.run.setup.config, shown.run.training.rounds
+        lines = None if shown.label is None else 3
+        return Watcher(self._console, bars, shown.label or config.method, finished, config.rounds, lines)
 
 
 def say(console: Console, text: str) -> None:

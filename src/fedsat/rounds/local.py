@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from fedsat.algorithms import SGD, Model, Updates
+from fedsat.algorithms import SGD, Model, Server, Updates
 from fedsat.errors import TrainingError
 from fedsat.rounds.privacy import Privacy
 from fedsat.rounds.sampling import local_epochs
 from fedsat.rounds.schedules import LrSchedule
-from fedsat.tree import State, Tree, concatenate, tree_map
+from fedsat.seeding import Indices
+from fedsat.tree import KeptState, State, Tree, concatenate, tree_map
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,21 @@ class LocalTraining:
 
 
 @dataclass(frozen=True)
+class Request:
+    """What a round asks of an engine: to train these clients, of which `states` holds earlier participants'."""
+
+    server: Server
+    clients: Indices
+    states: Mapping[int, KeptState]
+    number: int
+
+    def equals(self, other: Request) -> bool:
+        """Whether the other request asks for the same."""
+        same = self.server is other.server and self.number == other.number
+        return same and np.array_equal(self.clients, other.clients)
+
+
+@dataclass(frozen=True)
 class TrainedRound:
     """The result of a round of local training."""
 
@@ -62,6 +79,8 @@ class TrainedRound:
     states: list[State]
     """The new state of each client, in the order of the updates."""
     meters: Tree
+    seconds: float = 0.0
+    """The run's share of the time if several runs were trained at once, before the round asked for it."""
 
     @property
     def losses(self) -> Tensor:
@@ -71,7 +90,7 @@ class TrainedRound:
     def take(self, order: list[int]) -> TrainedRound:
         """Return the clients at the given positions, in that order."""
         meters = tree_map(lambda tensor: tensor[order], self.meters)
-        return TrainedRound(self.updates.take(order), [self.states[place] for place in order], meters)
+        return TrainedRound(self.updates.take(order), [self.states[place] for place in order], meters, self.seconds)
 
     @staticmethod
     def of(parts: Sequence[TrainedRound]) -> TrainedRound:

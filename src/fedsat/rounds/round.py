@@ -1,6 +1,6 @@
 """One round of federated learning.
 
-the server samples clients, some of which do not respond         sample_clients, which_respond
+the server samples clients, some of which do not respond         clients_of_round
 clients train the received model on their samples                engine.train
 attackers replace their updates                                  attack.send
 the server refuses updates that cannot be averaged               refuse_updates
@@ -156,18 +156,18 @@ def run_round(engine: Engine, training: FederationState, sampling: Sampling, fau
     algorithm, server, number = engine.algorithm, training.server, training.rounds + 1
     protection, privacy = engine.protection, engine.protection.privacy
     seconds: dict[str, float] = {}
-    sampled = sample_clients(sampling.seed, number, engine.clients, sampling.per_round)
-    responds = which_respond(sampling.seed, number, sampled, faults.dropout)
-    if not protection.can_aggregate(len(sampled), int(responds.sum())):
+    sampled, responding = clients_of_round(number, engine.clients, sampling, faults)
+    if not protection.can_aggregate(len(sampled), len(responding)):
         training.rounds = number
         return skipped_round(number, sampled, count_down(algorithm, server, len(sampled)))
 
     with timed(seconds, "train", engine.device):
         try:
-            trained = engine.train(server, sampled[responds], training.states, number)
+            trained = engine.train(server, responding, training.states, number)
         except SkippedRoundError:
             training.rounds = number
             return skipped_round(number, sampled, count_down(algorithm, server, len(sampled)))
+        seconds["train"] = trained.seconds
         trained = without_losses(trained) if protection.hides_losses else trained
         responded = trained.updates.clients.numpy()
         sent = faults.attack.send(server.model, trained.updates, faults.attackers, sampling.seed, number)
@@ -201,6 +201,12 @@ def run_round(engine: Engine, training: FederationState, sampling: Sampling, fau
     return RoundResult(
         number, clients, losses, client_weights, traffic, seconds, updates.lr, missing, refused, refused_workers
     )
+
+
+def clients_of_round(number: int, clients: int, sampling: Sampling, faults: Faults) -> tuple[Indices, Indices]:
+    """Return the clients that a round samples, and those of them that respond."""
+    sampled = sample_clients(sampling.seed, number, clients, sampling.per_round)
+    return sampled, sampled[which_respond(sampling.seed, number, sampled, faults.dropout)]
 
 
 def skipped_round(number: int, sampled: Indices, down: int) -> RoundResult:
