@@ -30,7 +30,7 @@ def load_offer(kind: str, point: EntryPoint) -> Any:
     """Import the object of an entry point; an error names the package."""
     try:
         return point.load()
-    except Exception as error:  # whatever the package's code raises
+    except (Exception, SystemExit) as error:  # whatever the package's code raises
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise UsageError(
             f"cannot load the {kind} {point.name!r} ({point.value}) of the package {package_of(point)}: {reason}"

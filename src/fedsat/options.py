@@ -28,6 +28,9 @@ from fedsat.entry_points import load_offer, offers, package_of
 from fedsat.errors import UsageError, unknown
 
 T = TypeVar("T")
+LARGEST = 2**63
+"""A bound of integers, above any that is of use."""
+
 Spec = str | Mapping[str, Any]
 """A part as written in a configuration: its name, or a table with `name` and options."""
 
@@ -109,6 +112,8 @@ def options_of(part: Callable[..., Any]) -> dict[str, OptionField]:
 def coerce(value: Any, kind: Any, label: str) -> Any:
     """Return `value` as `kind`: integers become floats, lists become tuples, and strings become paths or tuples."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if isinstance(value, int) and abs(value) >= LARGEST:
+        raise UsageError(f"{label} has {len(str(abs(value)))} digits, which is too large")
     if kind is Any or kind is inspect.Parameter.empty:
         return value
     if origin is Literal:
@@ -317,6 +322,8 @@ def import_object(kind: str, path: str) -> Any:
         module = importlib.import_module(module_name)
     except (ImportError, ValueError, TypeError, SyntaxError) as error:
         raise UsageError(f"cannot import {module_name!r} for the {kind} {path!r}: {error}") from error
+    except SystemExit as end:
+        raise UsageError(f"cannot import {module_name!r} for the {kind} {path!r}: it calls sys.exit") from end
     finally:
         sys.path.remove(str(Path.cwd()))
     if not hasattr(module, attribute):

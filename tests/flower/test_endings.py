@@ -40,8 +40,9 @@ def test_a_stopped_federation_leaves_no_process(
 ) -> None:
     name, value = "FEDSAT_TEST", uuid.uuid4().hex
     command = [sys.executable, "-m", "fedsat", "federate", "--dataset", str(clouds), *SMALL, "--out", "out"]
-    environment = {**os.environ, name: value, "TMPDIR": str(tmp_path / "work")}
-    (tmp_path / "work").mkdir()
+    work = tmp_path / ("long" * 30)  # an address of a socket has at most 108 bytes
+    work.mkdir()
+    environment = {**os.environ, name: value, "TMPDIR": str(work)}
     process = subprocess.Popen(
         command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
@@ -52,7 +53,7 @@ def test_a_stopped_federation_leaves_no_process(
     _, error = process.communicate(timeout=guard.PATIENCE + 10)
     assert (process.returncode, error) == (code, word)
     wait_until(lambda: not environments_with(f"{name}={value}"), guard.PATIENCE + 10, "all processes have ended")
-    assert not list((tmp_path / "work").glob("fedsat-*"))
+    assert not list(work.glob("fedsat-*"))
 
 
 def test_the_nodes_of_the_example_end_with_ctrl_c(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def results(folder: Path) -> dict[str, Any]:
     summary = json.loads((folder / "summary.json").read_text())
     for table in (*lines, summary):
         del table["seconds"]
-    del summary["made_with"]
+    del summary["made_with"], summary["metrics_sha256"]
     whole = ("config.toml", *sorted(path.name for path in folder.glob("*.safetensors")))
     return {"metrics": lines, "summary": summary, **{name: (folder / name).read_bytes() for name in whole}}
 

@@ -84,6 +84,12 @@ class Federation:
         return path.read_bytes().count(b"\n") if path.exists() else 0
 
     @property
+    def completed(self) -> bool:
+        """Whether the run has come to its end."""
+        path = self.folder / "summary.json"
+        return path.exists() and json.loads(path.read_text())["status"] == "completed"
+
+    @property
     def running(self) -> bool:
         """Whether the run is still in progress."""
         return self.process is not None and self.process.poll() is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -56,6 +57,8 @@ class Split:
             raise DataError(f"there are {len(self.images):,} images but {len(self.labels):,} labels")
         if not len(self.labels):
             raise DataError("the dataset has no samples")
+        if not self.images[0].size:
+            raise DataError(f"a sample has the shape {list(self.images.shape[1:])}, which holds no value")
         if self.images.dtype == np.float32 and not np.isfinite(self.images).all():
             bad = np.flatnonzero(~np.isfinite(self.images).reshape(len(self.images), -1).all(axis=1))[0]
             raise DataError(f"image {bad} holds a value that is not finite")
@@ -214,6 +217,9 @@ class Dataset:
                     f"{self.name}: a {title} label is {split.labels.max()}; with {self.classes} classes"
                     f" labels run from 0 to {self.classes - 1}"
                 )
+        for name in (*self.class_names, *self.client_names):
+            if any(unicodedata.category(sign) == "Cc" for sign in name):
+                raise DataError(f"{self.name}: the name {name!r} contains a control character")
         self._check_owners()
         if self.lacking:
             return

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsat.errors import DataError
+from fedsat.files import regular
 
 Pixels = NDArray[np.uint8]
 
@@ -21,7 +22,7 @@ def read_picture(path: Path, image_size: int | None) -> Pixels:
     from PIL import Image  # noqa: PLC0415 (only for image files)
 
     try:
-        with quiet_pillow(), Image.open(path) as picture:
+        with quiet_pillow(), Image.open(regular(path)) as picture:
             return pixels_of(picture, image_size, str(path))
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise DataError(f"{path}: not a readable image ({error})") from error

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsat.files import regular
+
 
 def read_npy(path: Path) -> NDArray[Any]:
     """Return the array in a .npy file; raise a `ValueError` for anything else, an `OSError` if there is no file.
@@ -16,7 +18,7 @@ def read_npy(path: Path) -> NDArray[Any]:
     Nothing is unpickled. The file is mapped first, because a damaged header may claim any shape, and memory must not be
     allocated for more than the file holds. numpy parses headers as Python, so damaged ones raise many kinds of errors.
     """
-    with path.open("rb"), warnings.catch_warnings():
+    with regular(path).open("rb"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about headers written by Python 2
         try:
             mapped = np.lib.format.open_memmap(path, mode="r")

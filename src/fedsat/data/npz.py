@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from fedsat.data.arrays import one_label_each
 from fedsat.errors import DataError
+from fedsat.files import regular
 
 Pair = tuple[NDArray[Any], NDArray[Any]]
 LAYOUTS = (
@@ -32,7 +33,7 @@ def read_npz(path: Path) -> tuple[dict[str, Pair], str]:
     Nothing is unpickled. Validation samples are added to the training samples.
     """
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+        with regular(path).open("rb") as file, np.load(file, allow_pickle=False) as stored:
             layout = next((each for each in LAYOUTS if set(each["train"]) <= set(stored.files)), None)
             if layout is None:
                 wanted = " or ".join(" and ".join(each["train"]) for each in LAYOUTS)

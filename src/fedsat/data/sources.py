@@ -18,6 +18,7 @@ from fedsat.data import cache, formats
 from fedsat.data.catalog import Arrays, DatasetInfo, info
 from fedsat.data.download import Reporter, Silent, download
 from fedsat.errors import DataError, UsageError
+from fedsat.files import regular
 
 CLIENT_TIMEOUT = 1800.0
 """Time limit for a package manager in seconds; the largest package has 139 MB."""
@@ -175,7 +176,7 @@ def _read_folder(folder: Path, names: tuple[str, ...]) -> dict[str, bytes]:
     for name in names:
         path = folder / name if (folder / name).exists() else folder / f"{name}.gz"
         try:
-            if path.stat().st_size > formats.LARGEST:
+            if regular(path).stat().st_size > formats.LARGEST:
                 raise DataError(f"{path}: has {path.stat().st_size:,} bytes; too large for a dataset file")
             files[name] = path.read_bytes()
         except OSError as error:

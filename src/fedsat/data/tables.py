@@ -20,6 +20,7 @@ from fedsat.data.schema import Columns, Schema, label_texts
 from fedsat.data.splits import hold_out
 from fedsat.data.values import as_text, kind_of_values, refuse_at, require_pandas
 from fedsat.errors import DataError, UsageError, unknown
+from fedsat.files import regular
 from fedsat.seeding import Indices
 
 if TYPE_CHECKING:
@@ -202,7 +203,8 @@ def _read_file(path: Path) -> pd.DataFrame:
     import pyarrow as pa  # type: ignore[import-untyped]  # noqa: PLC0415 (an extra)
 
     try:
-        frame = pd.read_parquet(path, engine="pyarrow") if path.suffix == ".parquet" else _read_csv(path)
+        file = regular(path)
+        frame = pd.read_parquet(file, engine="pyarrow") if path.suffix == ".parquet" else _read_csv(file)
     except UnicodeDecodeError as error:
         raise DataError(f"{path.name} is not UTF-8; save it as UTF-8 (in Excel: CSV UTF-8)") from error
     except (OSError, EOFError, ValueError, OverflowError, zlib.error, csv.Error, pa.ArrowException) as error:

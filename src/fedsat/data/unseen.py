@@ -20,6 +20,7 @@ from fedsat.data.npy import read_npy
 from fedsat.data.schema import Columns
 from fedsat.data.values import require_pandas
 from fedsat.errors import DataError, UsageError
+from fedsat.files import regular
 from fedsat.seeding import Indices
 
 NAMES = (("x", "y"), ("images", "labels"), ("x_test", "y_test"), ("test_images", "test_labels"))
@@ -118,7 +119,7 @@ def _arrays(path: Path, labelled: bool) -> tuple[NDArray[Any], NDArray[Any] | No
         if path.suffix == ".npy" and not labelled:
             return read_npy(path), None
         if path.suffix == ".npz":
-            with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+            with regular(path).open("rb") as file, np.load(file, allow_pickle=False) as stored:
                 return _named(path, stored, labelled)
     except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
         raise DataError(f"{path}: {error}") from error

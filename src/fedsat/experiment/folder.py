@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+from filelock import FileLock
 
 from fedsat.algorithms import Model
 from fedsat.data import Schema
@@ -31,6 +32,10 @@ MODELS = {"last": LAST_MODEL, "best": BEST_MODEL, "averaged": AVERAGED_MODEL}
 """The files of a run's models."""
 COUNTS = "counts.npz"
 CARD, CARD_PAGE = "card.md", "card.html"
+CLAIM = "claim.lock"
+"""Exists while the files of a new run are made."""
+RECORDS_SHA256 = "metrics_sha256"
+"""The entry of a summary that tells whether the records are those of the end of the run."""
 ON_NODES = "nodes.json"
 NODE_STATES = "node-states"
 """The subfolder of the nodes' states, if the nodes are started together with the server (`fedsat federate`)."""
@@ -72,9 +77,9 @@ class RunFolder:
 
         `nodes` is what must be known to continue a run on real nodes, as plain values.
         """
-        refuse_used(path)
-        with speaking_of(path):
-            path.mkdir(parents=True, exist_ok=True)
+        refuse_used(path)  # before the folder of another run is touched
+        with _claimed(path):
+            refuse_used(path)
             write_whole(path / RECORDS, b"")
             if nodes is not None:
                 write_whole(path / ON_NODES, json.dumps({"note": NODES_TEXT, **nodes}, indent=2).encode())
@@ -138,6 +143,19 @@ def refuse_used(path: Path) -> None:
 
 
 @contextmanager
+def _claimed(path: Path) -> Iterator[None]:
+    """Let no other process make a run in a folder meanwhile, so that two that start at once do not mix."""
+    with speaking_of(path):
+        path.mkdir(parents=True, exist_ok=True)
+        with FileLock(path / CLAIM):
+            try:
+                yield
+            finally:
+                if (path / CONFIG).exists():  # now everybody else is refused, whatever file they lock
+                    (path / CLAIM).unlink(missing_ok=True)
+
+
+@contextmanager
 def whole(path: Path) -> Iterator[BinaryIO]:
     """Open a file that is replaced atomically: readers see the old content or the new, never a part.
 
@@ -198,6 +216,12 @@ def read_records(folder: Path) -> list[RoundRecord]:
     except OSError as error:
         raise UsageError(f"{folder} contains no run: {RECORDS} cannot be read ({error.strerror})") from error
     return parse_records(content, folder / RECORDS)
+
+
+def records_sha256(folder: Path) -> str | None:
+    """Return the checksum of the records, or None if there are none."""
+    path = folder / RECORDS
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
 
 
 def parse_records(content: bytes, path: Path) -> list[RoundRecord]:

@@ -17,6 +17,9 @@ from fedsat.experiment.settings import full_name, names_a_part, override, settin
 from fedsat.experiment.store import file_name
 from fedsat.options import options_of
 
+MOST_SEEDS = 10_000
+"""The most runs of one method and choice."""
+
 TAKEN_FROM = {"seed": "--seed and --seeds", "algorithm": "--methods"}
 """Settings for which a comparison has its own options."""
 
@@ -87,6 +90,8 @@ def contenders(
     grid: Sequence[tuple[str, Sequence[Any]]],
 ) -> list[Contender]:
     """Return one contender for each method. A method gets only the settings that it has."""
+    if not 1 <= seeds <= MOST_SEEDS:
+        raise UsageError(f"seeds must be a number from 1 to {MOST_SEEDS:,}")
     if not methods:
         raise UsageError(f"no method is given; known: {', '.join(algorithms)}")
     plain = [Contender(given, name, settings, {}, seeds) for name in dict.fromkeys(methods)]

@@ -20,7 +20,7 @@ from fedsat.experiment.checkpoint import KEPT, Checkpoint, Checkpoints, RunState
 from fedsat.experiment.client_states import StateFolder
 from fedsat.experiment.config import Config
 from fedsat.experiment.environment import environment
-from fedsat.experiment.folder import MODELS, RunFolder
+from fedsat.experiment.folder import MODELS, RECORDS_SHA256, RunFolder
 from fedsat.experiment.interrupt import STOPPED, signals_raise
 from fedsat.experiment.saved import ModelInfo, ModelName
 from fedsat.experiment.setup import Setup
@@ -300,6 +300,7 @@ class Run:
             summary["final"] = final_measures(final, self.setup.metrics, self.setup.config.seed)
         self.save_model("last", self.model)
         self.folder.save_card(self._card(summary, final).document())
+        summary[RECORDS_SHA256] = self.folder.reach.digest.hexdigest()
         self.folder.finish(summary)
         if self.checkpoints is not None:
             self.checkpoints.end(keep=KEPT if status != "completed" else 1 if for_more else 0)

@@ -23,10 +23,12 @@ from fedsat.experiment.folder import (
     CONFIG,
     COUNTS,
     RECORDS,
+    RECORDS_SHA256,
     SUMMARY,
     free_folder,
     read_records,
     read_summary,
+    records_sha256,
 )
 from fedsat.experiment.predictor import Prediction, Predictor
 from fedsat.experiment.saved import model_path, read_weights, served
@@ -85,7 +87,10 @@ class StoredRun:
 
     @cached_property
     def records(self) -> list[RoundRecord]:
-        """The recorded rounds."""
+        """The recorded rounds; those of a run that has ended must be unchanged."""
+        wanted = self.stored.get(RECORDS_SHA256)
+        if wanted is not None and records_sha256(self.folder) != wanted:
+            raise UsageError(f"{self.folder / RECORDS} has changed since the run ended; repeat the run, or restore it")
         return read_records(self.folder)
 
     @cached_property

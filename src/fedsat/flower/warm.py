@@ -27,14 +27,16 @@ COMMANDS = (CLIENT_APP, "flwr-serverapp")
 """Flower's commands for tasks."""
 
 ASK = """import json, os, socket, sys
+folder, name = os.path.split(sys.argv[1])
+os.chdir(folder)
 with socket.socket(socket.AF_UNIX) as asked:
-    asked.connect(sys.argv[1])
+    asked.connect(name)
     task = {"command": sys.argv[2:], "env": {name: os.environ[name] for name in ("FLWR_HOME", "PATH")}}
     socket.send_fds(asked, [json.dumps(task).encode()], [1, 2])
     asked.recv(1)
 """
 """The stub's script: sends the command, the environment variables that differ between nodes, and the output files.
-It imports no packages, so it starts quickly."""
+It imports no packages, so it starts quickly. It names the socket from within its folder, as `_bind` does."""
 
 
 def write_stubs(folder: Path, address: Path) -> None:
@@ -56,7 +58,7 @@ def serve(address: Path) -> None:
     commands = {name: _entry_point(name) for name in COMMANDS}
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the exit code of a task is not needed
     with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(str(address))
+        _bind(listening, address)
         listening.listen()
         while True:
             asked, _ = listening.accept()
@@ -68,6 +70,14 @@ def serve(address: Path) -> None:
                     _become(json.loads(task), outputs, commands)
                 for output in outputs:
                     os.close(output)
+
+
+def _bind(listening: socket.socket, address: Path) -> None:
+    """Bind a socket by its name in its folder, because its path may be longer than the 108 bytes of an address."""
+    here = Path.cwd()
+    os.chdir(address.parent)
+    listening.bind(address.name)
+    os.chdir(here)
 
 
 def _become(task: dict[str, Any], outputs: list[int], commands: dict[str, Callable[[], object]]) -> None:
