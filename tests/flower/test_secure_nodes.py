@@ -43,9 +43,13 @@ def table_of(folder: Path, **others: Any) -> dict[str, Any]:
     return settings(folder, **{"algorithm": "fedavg", "secure_aggregation": True, "per_round": 4, **others})
 
 
-@pytest.mark.parametrize("method", ["fedavg", "feddyn", {"name": "fedsat", "weighting": "samples"}])
-def test_it_equals_the_simulation(method: Any, clouds: Path) -> None:
-    table = table_of(clouds, algorithm=method, partition={"name": "quantity", "beta": 0.7})
+@pytest.mark.parametrize(
+    ("method", "beta"),
+    # Sizes are more alike for FedSat, whose limit on the aggregate needs single updates: none comes near it.
+    [("fedavg", 0.7), ("feddyn", 0.7), ({"name": "fedsat", "weighting": "samples"}, 10.0)],
+)
+def test_it_equals_the_simulation(method: Any, beta: float, clouds: Path) -> None:
+    table = table_of(clouds, algorithm=method, partition={"name": "quantity", "beta": beta})
     grid = FaultyNodes(*nodes(clouds))
     together = federate(grid, fedsat.configure(**table))
     assert_same(together, fedsat.run(**table))
