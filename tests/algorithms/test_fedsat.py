@@ -65,12 +65,12 @@ def test_a_long_update_moves_the_model_no_farther_than_the_median_one() -> None:
 
 def test_more_steps_may_lead_farther() -> None:
     # Steps 2, 2, 2, 20 (median 2): limit 1·(3/4 + 10/4) = 3.25, and the mean is (3 + 8)/4 = 2.75.
-    # Clients that did not move, and those without weight, do not count: 8 alone would be the median.
+    # Clients that did not move do not count; those without weight do: the median of 8 and 1 is 4.5.
     updates = make_updates(one(1, 1, 1, 8), [2, 2, 2, 20], 0.1)
     quarter = torch.full((4,), 0.25, dtype=torch.float64)
     assert float(limit(Model(scalar(0), {}), updates, quarter)) == pytest.approx(3.25)
     updates = make_updates(one(0, 8, 1, 0), [2] * 4, 0.1)
-    assert float(limit(Model(scalar(0), {}), updates, torch.tensor([0.5, 0.5, 0, 0]).double())) == pytest.approx(8)
+    assert float(limit(Model(scalar(0), {}), updates, torch.tensor([0.5, 0.5, 0, 0]).double())) == pytest.approx(4.5)
     assert float(limit(Model(scalar(0), {}), make_updates(one(0, 0), [1, 1], 0.1), quarter[:2] * 2)) == 0
 
 

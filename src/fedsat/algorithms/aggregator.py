@@ -104,10 +104,11 @@ class DampedMean(Aggregator):
     def select(self, client_updates: Tree, weights: Tensor) -> Tensor:
         """Return w_k · min(1, (longest/r_k)², (r_k/shortest)²), normalised.
 
-        r_k is ‖θ_k − Θ‖ divided by the median over the clients with a non-zero update.
+        r_k is ‖θ_k − Θ‖ divided by the median over the clients with a non-zero update. Those without weight count as
+        well: a filter may leave more attackers than honest clients, but attackers are the minority of all.
         """
         lengths = norms(client_updates)
-        moved = (weights > 0) & (lengths > 0)
+        moved = lengths > 0
         if not bool(moved.any()):
             return weights
         relative = lengths / lengths[moved].quantile(0.5)
@@ -151,7 +152,7 @@ class GuardedMean(DampedMean):
         cos_k is the cosine of a client's update and the median of every coordinate; the usual one is the median cosine.
         """
         damped = super().select(client_updates, weights)
-        damped = damped * self.evenness(client_updates, damped).to(damped)
+        damped = damped * self.evenness(client_updates).to(damped)
         shared = damped / self.crowd(client_updates).to(damped)
         shared = shared / shared.sum()
         cosines = cosines_with_median(client_updates, shared)
@@ -160,10 +161,10 @@ class GuardedMean(DampedMean):
         # Without a usual direction, as with two opposite updates, there is nothing to compare with.
         return agreeing / agreeing.sum() if bool(usual > 0) else shared
 
-    def evenness(self, client_updates: Tree, weights: Tensor) -> Tensor:
+    def evenness(self, client_updates: Tree) -> Tensor:
         """Return min(1, (part/r_k)²), [K], where r_k is the largest length of a tensor in medians of that tensor."""
         lengths = torch.stack([norms({name: tensor}) for name, tensor in client_updates.items()], dim=1)
-        usual = lengths[weights > 0].quantile(0.5, dim=0)
+        usual = lengths.quantile(0.5, dim=0)
         relative = ratio(lengths, usual.expand_as(lengths)).amax(1)
         return (self.part / relative.clamp(min=self.part)).square()
 

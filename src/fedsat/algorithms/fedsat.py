@@ -157,10 +157,11 @@ class FedSat(Algorithm):
 def limit(model: Model, updates: Updates, weights: Tensor) -> Tensor:
     """Return the median of ‖θ_k − Θ‖, times Σ_k w_k max(1, K_k/K̃) because more steps lead farther; K̃ is the median K.
 
-    Clients without weight and those that did not move do not count. The result is 0 if no client moved.
+    Clients that did not move do not count. Those without weight do, because a filter may leave more attackers than
+    honest clients. The result is 0 if no client moved.
     """
     lengths = norms(client_updates(model, updates))
-    counted = (weights > 0) & (lengths > 0)
+    counted = lengths > 0
     if not bool(counted.any()):
         return torch.zeros_like(lengths.sum())
     steps = updates.optimizer.effective_steps(updates.steps).to(lengths)
