@@ -7,10 +7,12 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from functools import partial
+from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from typing import Any
 
@@ -66,13 +68,14 @@ def open_run(config: Config, begun: Path | None, fresh: Path) -> tuple[Run, Path
 def train_apart(tasks: Sequence[RunTask], processes: int) -> Iterator[Ended]:
     """Train runs, `processes` at a time, and yield each as it ends.
 
-    A failing run does not stop the others, unless its settings are wrong. Ctrl-C, SIGTERM and SIGHUP are passed on
-    to the processes, and each completes its files before it ends.
+    With several GPUs, the processes take them in turn. A failing run does not stop the others, unless its settings are
+    wrong. Ctrl-C, SIGTERM and SIGHUP are passed on to the processes, and each completes its files before it ends.
     """
     bound_spinning()  # for the new processes, which inherit the environment
     context = multiprocessing.get_context("spawn")  # a forked process could not use a GPU
     threads = max(1, (os.cpu_count() or 1) // processes)
-    executor = ProcessPoolExecutor(processes, context, initializer=_follow_the_parent)
+    begins = partial(_begin, context.Value("i", 0), gpus_to_share(task.table["device"] for task in tasks))
+    executor = ProcessPoolExecutor(processes, context, initializer=begins)
     waiting = iter(tasks)
     running: set[Future[Ended]] = set()
     try:
@@ -95,6 +98,24 @@ def train_apart(tasks: Sequence[RunTask], processes: int) -> Iterator[Ended]:
         raise
     finally:
         executor.shutdown(cancel_futures=True)
+
+
+def gpus_to_share(devices: Iterable[str]) -> list[str]:
+    """Return the GPUs that processes take in turn; none if there is only one, or if a run names its own."""
+    count = torch.cuda.device_count()
+    if count < 2 or not set(devices) <= {"auto", "cuda", "cuda:all"}:
+        return []
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return visible.split(",") if visible else [str(index) for index in range(count)]
+
+
+def _begin(started: Synchronized[int], gpus: Sequence[str]) -> None:
+    """Prepare a new process: it ends with its parent, and sees only its own GPU."""
+    _follow_the_parent()
+    if gpus:
+        with started.get_lock():
+            place, started.value = started.value, started.value + 1
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpus[place % len(gpus)]
 
 
 def _follow_the_parent() -> None:
