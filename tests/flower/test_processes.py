@@ -139,7 +139,7 @@ def test_only_nodes_with_a_known_key_connect(tmp_path: Path) -> None:
     theirs, _ = credentials(tmp_path / "theirs")
     key, once = tmp_path / "ours" / "node-0" / "node", ("--max-retries", "1")
     with LocalFederation(tmp_path, tls=tls, keys=known) as federation:
-        federation.start_node("known", {"partition-id": 0}, key=key)
+        first = federation.start_node("known", {"partition-id": 0}, key=key)
         refused = {
             "unknown": federation.start_node("unknown", {}, *once, key=tmp_path / "ours" / "node-1" / "node"),
             "without": federation.start_node("without", {}, *once),
@@ -154,6 +154,10 @@ def test_only_nodes_with_a_known_key_connect(tmp_path: Path) -> None:
         assert "a node needs a key" in federation.log("without")
         assert "CERTIFICATE_VERIFY_FAILED" in federation.log("misled")
         assert "refused POST '/v1/fleet/activate-node' from 127.0.0.1: the key is unknown" in federation.log("gate")
+        federation.start_node("again", {"partition-id": 0}, key=key)
+        wait_until(lambda: "does not let this node in yet" in federation.log("again"), SLOW, "the key is in use")
+        first.terminate()
+        wait_until(lambda: "SuperNode ID" in federation.log("again"), SLOW, "the key is free")
 
 
 EVIL = """import os

@@ -1,4 +1,4 @@
-"""A variant of `flower-supernode` that polls for messages every 0.2 s instead of every 3 s.
+"""A variant of `flower-supernode` that polls for messages every 0.2 s instead of every 3 s, and waits to be let in.
 
     python -m fedsat.flower.supernode OPTIONS OF flower-supernode
 
@@ -41,6 +41,9 @@ def sleep(seconds: float) -> None:
 
 def main() -> None:
     """Run `flower-supernode`."""
+    from fedsat.flower.admission import wait_until_admitted  # noqa: PLC0415 (`command` works without Flower)
+
+    wait_until_admitted()
     time.sleep = sleep  # type: ignore[assignment]
     (supernode,) = importlib.metadata.entry_points(group="console_scripts", name="flower-supernode")
     sys.argv[0] = "flower-supernode"
