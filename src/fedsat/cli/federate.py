@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -84,14 +85,24 @@ def federate(
     data.Federation.build(
         dataset, config.partition, nodes, config.seed
     )  # report an impossible split before nodes start
-    folder = out or free_folder(Path("runs"), folder_name(config, f"flower-{config.method}-seed{config.seed}"))
+    only_look = terms_given.get("look", False)
+    name = "look" if only_look else folder_name(config, f"flower-{config.method}-seed{config.seed}")
+    folder = out or free_folder(Path("runs"), name)
     if (folder / CONFIG).exists():
         raise UsageError(f"{folder} already contains a run; choose another folder with --out")
     with speaking_of(folder):
-        for subfolder in (LOGS, NODE_STATES):
+        for subfolder in (LOGS,) if only_look else (LOGS, NODE_STATES):
             (folder / subfolder).mkdir(parents=True, exist_ok=True)
     say(console, f"starting a SuperLink and {nodes} SuperNodes; {sampled} clients per round")
-    _carry_out(console, LocalRun(folder, config, terms_given, dataset))
+    run = LocalRun(folder, config, terms_given, dataset)
+    (_look if only_look else _carry_out)(console, run)
+
+
+def _look(console: Console, run: LocalRun) -> None:
+    """Show what the nodes report about their data; nothing is trained."""
+    with signals_raise(), _federation(run) as federation:
+        run.look(federation).show(console)
+    say(console, f"files: {run.folder}")
 
 
 def resume_on_nodes(folder: Path, rounds: int | None, minutes: float | None) -> None:
@@ -132,15 +143,22 @@ def _carry_out(console: Console, run: LocalRun) -> None:
 
 def _attempt(console: Console, run: LocalRun, watcher: Watcher) -> None:
     """Start all processes, carry out the run, and end them."""
+    names = run.dataset.class_names
+    with _federation(run) as federation:
+        run.carry_out(
+            federation, lambda record: _show(console, watcher, record, names), lambda what: say(console, what)
+        )
+
+
+@contextmanager
+def _federation(run: LocalRun) -> Iterator[LocalFederation]:
+    """Start a SuperLink for a run, and end all processes afterwards."""
     threads = max(1, (os.cpu_count() or 1) // run.config.clients)
     with (
         tempfile.TemporaryDirectory(prefix="fedsat-", ignore_cleanup_errors=True) as work,
         LocalFederation(Path(work), threads=threads, logs=run.folder / LOGS) as federation,
     ):
-        names = run.dataset.class_names
-        run.carry_out(
-            federation, lambda record: _show(console, watcher, record, names), lambda what: say(console, what)
-        )
+        yield federation
 
 
 def _check_memory(nodes: int) -> None:

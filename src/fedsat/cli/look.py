@@ -94,20 +94,13 @@ def look(
         console.print(columns_table(loaded, loaded.schema))
         console.print(clients_table(found.division.counts, loaded))
         write_schema(loaded.schema, schema)
-    show(console, found)
+    found.show(console)
     split = str(config.table()["partition"]["name"])
     console.print(f"{split}: {data.partitions.entry(split).summary}", style="dim", markup=False, highlight=False)
     figure = found.draw(out or Path(f"{Path(loaded.name).name}-{split}.png"))
     console.print(f"figure: {figure}", markup=False, highlight=False)
     command = _command([*chosen.items()], set_ or [], found)
     console.print(f"to compare: {command}", markup=False, highlight=False, soft_wrap=True)
-
-
-def show(console: Console, found: Look) -> None:
-    """Print the picture, the numbers and the suggestions."""
-    console.print(found.grid(console.width))
-    console.print(found.summary_table())
-    console.print(found.suggestion_table())
 
 
 def _complete(given: dict[str, Any]) -> dict[str, Any]:

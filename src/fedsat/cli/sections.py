@@ -35,7 +35,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     TRAINING: ("model", "rounds", "epochs", "steps", "batch_size", "lr", "lr_schedule", "warmup", "average", "seed"),
     OPTIMIZER: ("optimizer", "momentum", "nesterov", "weight_decay", "clip"),
     STOPPING: ("select", "early_stop", "patience", "min_gain", "restore_best", "minutes"),
-    NODES: ("min_fraction", "timeout", "retries", "wait", "max_weight", "worker_counts", "test", "schema"),
+    NODES: ("min_fraction", "timeout", "retries", "wait", "max_weight", "worker_counts", "test", "schema", "look"),
     FAULTS: ("dropout", "stragglers", "attack", "attackers", "max_norm"),
     PRIVACY: ("secure_aggregation", "privacy", "dp_clip", "dp_noise", "dp_counts", "dp_samples", "budget"),
     EVALUATION: ("evaluate_every", "client_accuracy", "metrics"),

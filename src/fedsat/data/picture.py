@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedsat.data.federation import Federation
 from fedsat.data.summary import Range, Summary
@@ -28,8 +29,10 @@ def draw(federation: Federation, path: Path, title: str = "") -> Path:
     return draw_counts(federation.class_counts, dataset.class_names, path, title or dataset.name)
 
 
-def draw_counts(counts: Indices, class_names: Sequence[str], path: Path, title: str) -> Path:
-    """Write the plot of the samples of each client in each class, [N, m]."""
+def draw_counts(
+    counts: Indices, class_names: Sequence[str], path: Path, title: str, unknown: NDArray[np.bool_] | None = None
+) -> Path:
+    """Write the plot of the samples of each client in each class, [N, m]; `unknown` cells have a question mark."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 (slow to import)
     from matplotlib.figure import Figure  # noqa: PLC0415
 
@@ -42,6 +45,8 @@ def draw_counts(counts: Indices, class_names: Sequence[str], path: Path, title: 
     _draw_sizes(top, counts.sum(axis=1))
     bubbles = clients <= BUBBLES[0] and classes <= BUBBLES[1]
     (_draw_bubbles if bubbles else _draw_cells)(figure, main, counts)
+    if unknown is not None and unknown.any():
+        main.scatter(*np.nonzero(unknown), s=22, color=INK, marker="$?$", linewidth=0)
     _name_classes(main, class_names)
     main.xaxis.get_major_locator().set_params(integer=True)
     main.set(xlabel="client", xlim=(-0.7, clients - 0.3), ylim=(classes - 0.4, -0.6))

@@ -188,7 +188,7 @@ class Agreement:
         if self.label and config.label not in (None, self.label):
             raise AgreementError(f"label is {config.label!r}; accepted: {self.label!r} (label)")
         if config.client_accuracy == "test-split":
-            self.check_histogram("client_accuracy = 'test-split'")
+            self.check_histogram("client_accuracy = 'test-split' (or a look at the nodes' data)")
         return config
 
     def check_histogram(self, what: str) -> None:

@@ -20,12 +20,16 @@ from fedsat.flower.federation import LocalFederation
 from fedsat.flower.presence import Status
 from fedsat.flower.terms import Terms
 from fedsat.metrics import RoundRecord
+from fedsat.report.look import REPORT, Look
 
 LOGS = "flower-logs"
 """Subfolder of a run for what Flower's processes print."""
 
 DERIVED = ("class_names", "schema")
 """Terms that follow from the dataset."""
+
+ERROR = "fedsat: "
+"""Marks the errors of the ServerApp in its log."""
 
 PAUSE = 0.2
 """Seconds between checks of the server's records and the processes."""
@@ -82,6 +86,18 @@ class LocalRun:
                 time.sleep(PAUSE)
         self._check_completed(read_summary(self.folder) if written else {}, federation, logged)
 
+    def look(self, federation: LocalFederation) -> Look:
+        """Start the nodes, and only look at their data."""
+        start_nodes(federation, self.config)
+        (self.folder / REPORT).unlink(missing_ok=True)
+        terms = Terms(**{**self.terms, "look": True, **self._agreed(federation.folder)})
+        process = submit(federation, self.config, terms, self.folder)
+        while not (self.folder / REPORT).exists():
+            if process.poll() is not None and not (self.folder / REPORT).exists():
+                raise _failed("the look failed", federation.log("run").splitlines())
+            time.sleep(PAUSE)
+        return Look.read(self.folder)
+
     def _agreed(self, work: Path) -> dict[str, Any]:
         """Return what a server without data needs to know about them: a table's schema, or the class names."""
         if self.dataset.schema is None:
@@ -115,13 +131,16 @@ class LocalRun:
         if summary.get("status") == "failed":
             raise FedsatError(f"{summary['error']}; {summary['rounds']} rounds are saved in {self.folder}")
         lines = federation.log("run")[logged:].splitlines()
-        errors = [line.partition("fedsat: ")[2] for line in lines if "fedsat: " in line]
-        if errors:
-            raise FedsatError(f"the run did not start: {errors[-1]}")
-        if summary or (self.folder / CONFIG).exists():
+        if not any(ERROR in line for line in lines) and (summary or (self.folder / CONFIG).exists()):
             raise EndedError("the server has ended")
-        last = " ".join([line.strip() for line in lines if line.strip()][-3:])
-        raise FedsatError(f"the run did not start: {last or 'Flower printed no reason'}")
+        raise _failed("the run did not start", lines)
+
+
+def _failed(what: str, lines: list[str]) -> FedsatError:
+    """Return an error with what the ServerApp logged last."""
+    errors = [line.partition(ERROR)[2] for line in lines if ERROR in line]
+    last = " ".join([line.strip() for line in lines if line.strip()][-3:])
+    return FedsatError(f"{what}: {errors[-1] if errors else last or 'Flower printed no reason'}")
 
 
 def recorded(folder: Path) -> list[RoundRecord]:

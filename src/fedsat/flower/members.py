@@ -61,6 +61,8 @@ class Members:
     """The node of each connected client."""
     infos: dict[int, NodeInfo] = field(default_factory=dict)
     """The first introduction of each client that has ever been connected, with the key of its current node."""
+    turned_away: dict[int, str] = field(default_factory=dict)
+    """The nodes that refused to introduce themselves, or whose introduction was refused, and why."""
     _greeted: set[int] = field(default_factory=set)
     _queue: dict[int, NodeInfo] = field(default_factory=dict)
     _silent: set[int] = field(default_factory=set)
@@ -201,9 +203,16 @@ class Members:
 
     def wait_for(self, wanted: Set[int], seconds: float) -> None:
         """Wait until the clients `wanted` are connected, or the time is up."""
+        self._wait(lambda: wanted <= self.nodes.keys(), seconds)
+
+    def wait_for_answers(self, seconds: float) -> None:
+        """Wait until as many nodes as there are clients have introduced themselves or refused, or the time is up."""
+        self._wait(lambda: len(self.nodes) + len(self.turned_away) >= self.clients, seconds)
+
+    def _wait(self, done: Callable[[], bool], seconds: float) -> None:
         deadline = time.monotonic() + seconds
         self.refresh()
-        while not wanted <= self.nodes.keys() and time.monotonic() < deadline:
+        while not done() and time.monotonic() < deadline:
             time.sleep(PAUSE)
             self.refresh()
 
@@ -226,7 +235,11 @@ class Members:
             check_info(info, self.hello.run, self.clients)
             self._queue[node] = info
         except (RefusedError, MessageError) as error:
-            self.note(None, "members", f"node {node} cannot participate: {error}")
+            self._turn_away(node, error)
+
+    def _turn_away(self, node: int, error: Exception) -> None:
+        self.turned_away[node] = clean(str(error))
+        self.note(None, "members", f"node {node} cannot participate: {error}")
 
     def _admit(self, node: int, info: NodeInfo) -> bool:
         """Make a node a client; return False if it has to wait.
@@ -250,7 +263,7 @@ class Members:
             if first is not None:
                 check_same(info, first)
         except RefusedError as error:
-            self.note(None, "members", f"node {node} cannot participate: {error}")
+            self._turn_away(node, error)
             return True
         if first is not None:
             self.note(client, "members", f"it is back, as node {node}")

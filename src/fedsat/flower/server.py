@@ -15,8 +15,6 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedsat import data
-from fedsat.data.catalog import DATASETS, info
-from fedsat.data.tables import unchanged
 from fedsat.engine.capacity import evaluation_batch
 from fedsat.engine.evaluate import Counter
 from fedsat.engine.examples import Examples
@@ -32,11 +30,13 @@ from fedsat.experiment.run import Run, train
 from fedsat.experiment.settings import parse_value
 from fedsat.experiment.setup import Setup
 from fedsat.experiment.trackers import find_trackers
+from fedsat.flower.announcement import announce
 from fedsat.flower.exchange import Exchange
 from fedsat.flower.influence import counted, limit, pooled_moments
 from fedsat.flower.known import Known
+from fedsat.flower.look import look_at_nodes
 from fedsat.flower.members import Members
-from fedsat.flower.messages import Hello, RunSpec
+from fedsat.flower.messages import Hello
 from fedsat.flower.presence import Presence
 from fedsat.flower.remote import RemoteEngine
 from fedsat.flower.terms import Terms
@@ -54,9 +54,12 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Read the run's configuration, wait for the nodes, and run the rounds."""
+    """Read the run's configuration, wait for the nodes, and run the rounds, or only look at the nodes' data."""
     try:
         config, terms, out = read_run_config(context.run_config)
+        if terms.look:
+            look(GridTransport(grid), config, terms, out)
+            return
         run = prepare(GridTransport(grid), config, terms, out)
         log.info("files: %s", out)
         for note in run.notes:
@@ -65,6 +68,15 @@ def main(grid: Grid, context: Context) -> None:
     except FedsatError as error:
         log.error("fedsat: %s", error)
         raise
+
+
+def look(transport: Transport, config: Config, terms: Terms, out: Path) -> None:
+    """Look at the nodes' data, log the report, and write it into a folder."""
+    found = look_at_nodes(transport, config, terms)
+    found.write(out)
+    for line in found.text().splitlines():
+        log.info("%s", line)
+    log.info("files: %s", out)
 
 
 def read_run_config(given: Mapping[str, Any]) -> tuple[Config, Terms, Path]:
@@ -77,7 +89,8 @@ def read_run_config(given: Mapping[str, Any]) -> tuple[Config, Terms, Path]:
     terms = Terms(**{name: settings.pop(name) for name in options_of(Terms) if name in settings})
     file, out = settings.pop("config", None), settings.pop("out", None)
     config = Config.of(Given(list(settings.items()), read(Path(file)) if file else None).table)
-    return config, terms, Path(out) if out else free_folder(Path("runs"), f"flower-{config.method}-seed{config.seed}")
+    name = "look" if terms.look else f"flower-{config.method}-seed{config.seed}"
+    return config, terms, Path(out) if out else free_folder(Path("runs"), name)
 
 
 def _value(value: Any) -> Any:
@@ -131,18 +144,8 @@ def assemble(
     """Wait for the nodes and build the engine. After a restart, what was `known` of the nodes stays valid."""
     _check_terms(config, terms)
     metrics, trackers = find_metrics(config.metrics), find_trackers(config.track)
-    dataset, schema, shape = None, None, None
-    if terms.test == "server":
-        dataset = config.load_dataset()
-        schema, shape = dataset.schema, dataset.input_shape
-        run = RunSpec(config.table(), dataset.class_names, False, dataset.mean, dataset.std)
-    elif terms.schema:
-        schema = _read_schema(Path(terms.schema))
-        shape = (schema.width,)
-        run = RunSpec(config.table(), schema.classes, True, *unchanged(schema.width))
-    else:
-        run = RunSpec(config.table(), _class_names(config, terms), True)
-    run = replace(run, id=run_id, schema="" if schema is None else schema.to_json())
+    run, dataset, shape = announce(config, terms)
+    run = replace(run, id=run_id)
     members = Members(
         Exchange(transport, terms.timeout),
         Hello(run),
@@ -178,6 +181,7 @@ def assemble(
         batch = evaluation_batch(module, dataset.input_shape, device)
         test = Counter(network, examples, dataset.classes, batch)
     pixels = None if dataset is None else data.Inputs.of(dataset).pixels
+    schema = data.Schema.from_json(run.schema) if run.schema else None
     refuse_buffers(config.privacy, model)
     notes = [dataset.note] if dataset is not None and dataset.note else []
     notes += ["nodes report no accuracies, because these would be exact"] if config.privacy.active else []
@@ -236,23 +240,6 @@ def _check_terms(config: Config, terms: Terms) -> None:
             "client_accuracy is 'test-split', which needs the server's test set and the nodes' class counts; use "
             "'expected', or test = 'server' and worker_counts = 'each'"
         )
-
-
-def _class_names(config: Config, terms: Terms) -> tuple[str, ...]:
-    """Return the classes of a run whose server has no data."""
-    names = tuple(name.strip() for name in terms.class_names.split(",") if name.strip())
-    if names:
-        return names
-    if config.dataset_name in DATASETS:
-        return info(config.dataset_name).class_names
-    raise UsageError('the server has no dataset that defines the classes; set class_names = "cat,dog"')
-
-
-def _read_schema(path: Path) -> data.Schema:
-    try:
-        return data.Schema.from_json(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read the schema {path}: {error}") from error
 
 
 def _log_round(run: Run, record: RoundRecord) -> None:

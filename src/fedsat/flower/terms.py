@@ -46,6 +46,10 @@ class Terms:
         str, Option("file with the schema of the nodes' tables, needed if the server has no dataset that defines it")
     ] = ""
 
+    look: Annotated[
+        bool, Option("only ask the nodes once how many samples of each class they have, and report it; train nothing")
+    ] = False
+
     def __post_init__(self) -> None:
         check(self, "terms")
         if 0 < self.max_weight < 1:

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
+from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich import box
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from fedsat.data import Dataset, Federation, Summary
 from fedsat.data.picture import draw_counts
 from fedsat.experiment.config import Config
+from fedsat.experiment.folder import speaking_of, write_whole
 from fedsat.report.suggestions import Division, Suggestion, suggest
 
 SHADES = " ░▒▓█"
 """From no samples to as many as in the largest cell, on a logarithmic scale."""
+UNKNOWN = "?"
+"""A cell of which the client does not say whether it has samples."""
+
+REPORT, PICTURE = "look.json", "look.png"
+"""The files of a look at real nodes."""
+WIDTH = 110
+"""Characters per line of the report as text."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,8 +40,8 @@ class Look:
 
     title: str
     division: Division
-    note: str = ""
-    """What the counts leave out."""
+    notes: tuple[str, ...] = ()
+    """On real nodes: what the counts leave out, and why."""
 
     @staticmethod
     def at(config: Config, dataset: Dataset | None = None) -> Look:
@@ -53,7 +65,44 @@ class Look:
 
     def draw(self, path: str | Path) -> Path:
         """Write the picture as a PNG file."""
-        return draw_counts(self.division.counts, self.division.class_names, Path(path), self.title)
+        division = self.division
+        return draw_counts(division.counts, division.class_names, Path(path), self.title, division.unknown)
+
+    def show(self, console: Console) -> None:
+        """Print the picture, the numbers, what these leave out, and the suggestions."""
+        console.print(self.grid(console.width))
+        console.print(self.summary_table())
+        for note in self.notes:
+            console.print(f"note: {note}", markup=False, highlight=False)
+        console.print(self.suggestion_table())
+
+    def text(self) -> str:
+        """Return what `show` prints."""
+        lines = StringIO()
+        self.show(Console(file=lines, width=WIDTH))
+        return lines.getvalue()
+
+    def write(self, folder: Path) -> None:
+        """Write the picture, and then the counts as JSON, from which `read` makes the same report."""
+        division = self.division
+        table = {
+            "title": self.title,
+            "notes": self.notes,
+            **vars(division),
+            **{name: _plain(getattr(division, name)) for name in ("counts", "test_counts", "hidden")},
+        }
+        with speaking_of(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            self.draw(folder / PICTURE)
+            write_whole(folder / REPORT, json.dumps(table, ensure_ascii=False).encode())
+
+    @staticmethod
+    def read(folder: Path) -> Look:
+        """Read what `write` wrote."""
+        table = json.loads((folder / REPORT).read_text(encoding="utf-8"))
+        title, notes = table.pop("title"), tuple(table.pop("notes"))
+        arrays = {name: _array(table.pop(name)) for name in ("test_counts", "hidden")}
+        return Look(title, Division(**{**table, **arrays, "counts": np.array(table["counts"])}), notes)
 
     def __repr__(self) -> str:
         return f"<Look at {self.title}: skew {self.summary.skew:.2f}, {len(self.suggestions)} suggestions>"
@@ -62,10 +111,11 @@ class Look:
         """Return the numbers and the suggestions, as tables in notebooks."""
         head = "<tr><th></th><th>minimum</th><th>median</th><th>maximum</th></tr>"
         rows = "".join(_html_row("th", name, *cells) for name, cells in _rows(self.summary))
+        notes = "".join(f"<p>note: {escape(note)}</p>" for note in self.notes)
         advice = "".join(_html_row("td", each.topic, each.what, each.why) for each in self.suggestions)
         return (
             f"<table><caption>{escape(self.title)}</caption>{head}{rows}</table>"
-            f"<p>{escape(_skew(self.summary))}</p>"
+            f"<p>{escape(_skew(self.summary))}</p>{notes}"
             f"<table><tr><th></th><th>suggestion</th><th>because</th></tr>{advice}</table>"
         )
 
@@ -100,10 +150,14 @@ class Look:
         starts = np.arange(0, self.division.clients, group)
         cells = np.add.reduceat(self.division.counts, starts, axis=0)
         levels = np.ceil((len(SHADES) - 1) * np.log1p(cells) / np.log1p(max(1, cells.max()))).astype(int)
-        rows = ["".join(SHADES[level] for level in levels[:, label]) for label in range(len(names))]
+        signs = np.array(list(SHADES))[levels]
+        unknown = np.logical_or.reduceat(self.division.unknown, starts, axis=0)
+        signs[unknown & (cells == 0)] = UNKNOWN
+        rows = ["".join(signs[:, label]) for label in range(len(names))]
         drawn = "\n".join(f"{name:>{margin - 1}} {row}" for name, row in zip(names, rows, strict=True))
         each = "a client" if group == 1 else f"{group} clients"
-        return Text(f"{drawn}\n{'':>{margin}}each column is {each}; the darker, the more samples", no_wrap=True)
+        hint = f"; {UNKNOWN}: none, or too few to report" if unknown.any() else ""
+        return Text(f"{drawn}\n{'':>{margin}}each column is {each}; the darker, the more samples{hint}", no_wrap=True)
 
 
 def division_of(
@@ -112,6 +166,14 @@ def division_of(
     """Return a division with the settings of a configuration that matter for it."""
     batch = config.batch_size if isinstance(config.batch_size, int) else None
     return Division(counts, class_names, config.per_round, batch, tested)
+
+
+def _plain(counts: np.ndarray | None) -> list[Any] | None:
+    return None if counts is None else counts.tolist()
+
+
+def _array(counts: list[int] | None) -> np.ndarray | None:
+    return None if counts is None else np.array(counts)
 
 
 def _rows(summary: Summary) -> list[tuple[str, list[str]]]:

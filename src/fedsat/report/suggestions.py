@@ -8,6 +8,7 @@ from math import comb
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedsat.data import Summary
 from fedsat.seeding import Indices
@@ -46,6 +47,19 @@ class Division:
     """None if all samples of a client are one batch."""
     test_counts: Indices | None = None
     """Test samples of each class [m]; None if there is no test set at hand."""
+    hidden: Indices | None = None
+    """On real nodes: samples of each client that are not among the counts, because their classes are rare there [N]."""
+
+    @property
+    def unreported(self) -> Indices:
+        """`hidden`, or zeros."""
+        return np.zeros(self.clients, dtype=np.int64) if self.hidden is None else self.hidden
+
+    @property
+    def unknown(self) -> NDArray[np.bool_]:
+        """Whether a client may have samples of a class although it reports none [N, m]."""
+        unknown: NDArray[np.bool_] = (self.counts == 0) & (self.unreported > 0)[:, None]
+        return unknown
 
     @property
     def clients(self) -> int:
@@ -82,7 +96,8 @@ def _method(division: Division, summary: Summary) -> Suggestion:
                           (("methods", "fedavg,fedsat"),))  # fmt: skip
     classes = len(division.class_names)
     lacking = int(classes - summary.classes_held.median)
-    missing = f", and half of the clients lack at least {lacking} of {classes} classes" if lacking else ""
+    lack = "report none of" if division.unreported.any() else "lack"
+    missing = f", and half of the clients {lack} at least {lacking} of {classes} classes" if lacking else ""
     why = f"{distance}{missing}; FedAvg's clients then unlearn each other's classes"
     if not _skewed(summary):
         why = "the largest class has many times as many samples as the smallest, so FedAvg rarely predicts the smallest"
@@ -162,6 +177,8 @@ def _checks(division: Division) -> Iterator[Suggestion]:
     nobody = np.flatnonzero(holders == 0)
     if len(nobody):
         why = f"no client has a sample of {division.classes(nobody)}, so no method can learn it"
+        if division.unknown[:, nobody].any():
+            why = f"no client reports a sample of {division.classes(nobody)}; at most, some have too few to report"
         yield Suggestion("check", "the classes, or the partition", why)
     trained = np.array([1 - _missing(int(h), division.clients, division.per_round) if h else 1.0 for h in holders])
     seldom = np.flatnonzero(trained < SELDOM)
@@ -169,11 +186,11 @@ def _checks(division: Division) -> Iterator[Suggestion]:
         why = f"{division.classes(seldom)}: only {trained.min():.0%} of the rounds train on the rarest"
         yield Suggestion("check", f"more clients per round than {division.per_round}", why)
     batch = division.batch_size
-    small = int((division.counts.sum(axis=1) < batch).sum()) if batch else 0
+    small = int((division.counts.sum(axis=1) + division.unreported < batch).sum()) if batch else 0
     if small:
         why = f"{small} of {division.clients} clients have fewer samples than a batch of {batch}"
         yield Suggestion("check", "a smaller batch size, or whether these clients should take part", why)
-    alone = int(((division.counts > 0).sum(axis=1) == 1).sum())
+    alone = int((((division.counts > 0).sum(axis=1) == 1) & (division.unreported == 0)).sum())
     if alone:
         why = f"{alone} of {division.clients} clients have only one class, which some losses (fedlc) cannot learn from"
         yield Suggestion("check", "the method's notes at the start of a run", why)
