@@ -22,6 +22,7 @@ from tests.support.federations import tiny_dataset
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedsat[flower]'")
 
+from fedsat.flower.presence import STATUS
 from fedsat.flower.server import prepare
 from fedsat.flower.terms import Terms
 from tests.support.faulty_nodes import LENIENT, FaultyNodes
@@ -238,7 +239,7 @@ def test_files_equal_those_of_a_simulation(clouds: Path, tmp_path: Path) -> None
     federate(FaultyNodes(*nodes(clouds)), config, out=tmp_path / "nodes")
     train(fedsat.prepare(config, tmp_path / "alone"))
     mine, other = ({path.name for path in (tmp_path / name).iterdir()} for name in ("nodes", "alone"))
-    assert mine == other - {CHECKPOINTS} | {ON_NODES}
+    assert mine == other - {CHECKPOINTS} | {ON_NODES, STATUS}
     stored = StoredRun.read(tmp_path / "nodes")
     assert stored.summary["status"] == "completed"
     assert identity(stored.table) == identity(config.table())

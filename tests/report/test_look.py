@@ -85,6 +85,17 @@ def test_classes_that_few_rounds_see() -> None:
     assert any("no client has a sample of class c2" in why for why in found)
 
 
+def test_nothing_is_said_about_cells_that_clients_leave_out() -> None:
+    """Client 0 may have samples of c1 and c2, and client 1 none, so only client 1 is small and has a single class."""
+    given = division([[10, 0, 0], [0, 10, 0], [10, 10, 0]], batch_size=15, partial=np.array([True, False, False]))
+    checks = [each.why for each in suggest(given) if each.topic == "check"]
+    assert any("no client reports a sample of class c2; at most, some have too few" in why for why in checks)
+    assert any("1 of 3 clients have fewer samples than a batch of 15" in why for why in checks)
+    assert any("1 of 3 clients have only one class" in why for why in checks)
+    assert "report none of at least 2 of 3 classes" in suggest(given)[0].why
+    assert [line[3:] for line in Look("a title", given).grid(80).plain.splitlines()[:3]] == ["█ █", "?██", "?  "]
+
+
 def test_the_grid_groups_clients_that_do_not_fit() -> None:
     look = Look("a title", division([[4, 0], [0, 4], [4, 0], [0, 0]]))
     first, second, last = look.grid(80).plain.splitlines()

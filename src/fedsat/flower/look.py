@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedsat.errors import FedsatError, UsageError
 from fedsat.experiment.config import Config
@@ -48,7 +49,7 @@ def look_at_nodes(transport: Transport, config: Config, terms: Terms) -> Look:
         raise FedsatError("; ".join([nothing, *missing]))
     tested = None if dataset is None else np.bincount(dataset.test.labels, minlength=dataset.classes)
     division = division_of(config, counts, run.class_names, tested)
-    division = replace(division, per_round=min(config.per_round, len(infos)), hidden=_hidden(infos))
+    division = replace(division, per_round=min(config.per_round, len(infos)), partial=_partial(infos))
     return Look(
         f"{len(infos)} of {config.clients} nodes",
         division,
@@ -66,23 +67,24 @@ def _check(config: Config, terms: Terms) -> None:
         )
 
 
-def _hidden(infos: Mapping[int, NodeInfo]) -> np.ndarray:
-    """Return how many samples of each node are not in its counts."""
-    held = [info.samples + info.validation - int(info.class_counts["class_counts"].sum()) for info in infos.values()]
-    return np.array(held, dtype=np.int64)
+def _partial(infos: Mapping[int, NodeInfo]) -> NDArray[np.bool_]:
+    """Return whether a node has samples that are not in its counts."""
+    counted = [int(info.class_counts["class_counts"].sum()) for info in infos.values()]
+    held = [info.samples + info.validation for info in infos.values()]
+    return np.array(counted) < np.array(held)
 
 
 def _left_out(clients: list[int], division: Division) -> Iterator[str]:
-    """Say how many samples nodes have left out, and of which classes these can be: those of which they report none."""
-    rows = np.flatnonzero(division.unreported)
+    """Say of which classes nodes may have left out samples: those of which they report none.
+
+    The number is left out as well. If there is only one such class, it would be its count.
+    """
+    rows = np.flatnonzero(division.leaves_out)
     for row in rows[:NAMED]:
         classes = division.classes(np.flatnonzero(division.unknown[row]))
-        yield (
-            f"client {clients[row]} does not count {division.unreported[row]} samples, because their classes are rare "
-            f"there (possible: {classes})"
-        )
+        yield f"client {clients[row]} leaves out samples, because their classes are rare there (possible: {classes})"
     if len(rows) > NAMED:
-        yield f"{len(rows) - NAMED} more clients do not count {division.unreported[rows[NAMED:]].sum()} samples"
+        yield f"{len(rows) - NAMED} more clients leave out samples"
 
 
 def _numbering(clients: list[int]) -> list[str]:

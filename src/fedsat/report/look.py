@@ -89,7 +89,7 @@ class Look:
             "title": self.title,
             "notes": self.notes,
             **vars(division),
-            **{name: _plain(getattr(division, name)) for name in ("counts", "test_counts", "hidden")},
+            **{name: _plain(getattr(division, name)) for name in ("counts", "test_counts", "partial")},
         }
         with speaking_of(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -101,7 +101,7 @@ class Look:
         """Read what `write` wrote."""
         table = json.loads((folder / REPORT).read_text(encoding="utf-8"))
         title, notes = table.pop("title"), tuple(table.pop("notes"))
-        arrays = {name: _array(table.pop(name)) for name in ("test_counts", "hidden")}
+        arrays = {name: _array(table.pop(name)) for name in ("test_counts", "partial")}
         return Look(title, Division(**{**table, **arrays, "counts": np.array(table["counts"])}), notes)
 
     def __repr__(self) -> str:

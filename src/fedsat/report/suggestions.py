@@ -47,18 +47,18 @@ class Division:
     """None if all samples of a client are one batch."""
     test_counts: Indices | None = None
     """Test samples of each class [m]; None if there is no test set at hand."""
-    hidden: Indices | None = None
-    """On real nodes: samples of each client that are not among the counts, because their classes are rare there [N]."""
+    partial: NDArray[np.bool_] | None = None
+    """On real nodes: whether a client has samples that are not among the counts, because their classes are rare [N]."""
 
     @property
-    def unreported(self) -> Indices:
-        """`hidden`, or zeros."""
-        return np.zeros(self.clients, dtype=np.int64) if self.hidden is None else self.hidden
+    def leaves_out(self) -> NDArray[np.bool_]:
+        """`partial`, or no client."""
+        return np.zeros(self.clients, dtype=bool) if self.partial is None else self.partial
 
     @property
     def unknown(self) -> NDArray[np.bool_]:
         """Whether a client may have samples of a class although it reports none [N, m]."""
-        unknown: NDArray[np.bool_] = (self.counts == 0) & (self.unreported > 0)[:, None]
+        unknown: NDArray[np.bool_] = (self.counts == 0) & self.leaves_out[:, None]
         return unknown
 
     @property
@@ -96,7 +96,7 @@ def _method(division: Division, summary: Summary) -> Suggestion:
                           (("methods", "fedavg,fedsat"),))  # fmt: skip
     classes = len(division.class_names)
     lacking = int(classes - summary.classes_held.median)
-    lack = "report none of" if division.unreported.any() else "lack"
+    lack = "report none of" if division.leaves_out.any() else "lack"
     missing = f", and half of the clients {lack} at least {lacking} of {classes} classes" if lacking else ""
     why = f"{distance}{missing}; FedAvg's clients then unlearn each other's classes"
     if not _skewed(summary):
@@ -186,11 +186,11 @@ def _checks(division: Division) -> Iterator[Suggestion]:
         why = f"{division.classes(seldom)}: only {trained.min():.0%} of the rounds train on the rarest"
         yield Suggestion("check", f"more clients per round than {division.per_round}", why)
     batch = division.batch_size
-    small = int((division.counts.sum(axis=1) + division.unreported < batch).sum()) if batch else 0
+    small = int(((division.counts.sum(axis=1) < batch) & ~division.leaves_out).sum()) if batch else 0
     if small:
         why = f"{small} of {division.clients} clients have fewer samples than a batch of {batch}"
         yield Suggestion("check", "a smaller batch size, or whether these clients should take part", why)
-    alone = int((((division.counts > 0).sum(axis=1) == 1) & (division.unreported == 0)).sum())
+    alone = int((((division.counts > 0).sum(axis=1) == 1) & ~division.leaves_out).sum())
     if alone:
         why = f"{alone} of {division.clients} clients have only one class, which some losses (fedlc) cannot learn from"
         yield Suggestion("check", "the method's notes at the start of a run", why)
