@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,32 @@ def test_a_module_that_ends_the_program(
         main(["run", "--dataset", "mnist-mini", "--model", "quits:Net"])
     assert ended.value.code == 2
     assert "cannot import 'quits' for the model 'quits:Net': it calls sys.exit" in capsys.readouterr().err
+
+
+LEAVES = """import signal, sys
+from torch import nn
+from fedsat.experiment.interrupt import Terminated
+
+class Net(nn.Module):
+    def __init__(self, by_signal: bool = False) -> None:
+        if by_signal:
+            raise Terminated(signal.SIGTERM)
+        sys.exit(0)
+"""
+
+
+def test_a_model_that_ends_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "leaves.py").write_text(LEAVES)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--dataset", "mnist-mini", "--model", "leaves:Net"])
+    assert ended.value.code == 2
+    assert "leaves:Net calls sys.exit(0) when it is created; raise an error instead" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--dataset", "mnist-mini", "--model", "leaves:Net", "--set", "model.by_signal=true"])
+    assert ended.value.code == 128 + signal.SIGTERM
 
 
 def test_two_runs_that_start_at_once_in_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -177,6 +177,16 @@ class Entry(Generic[T]):
     preset: Mapping[str, Any]
     summary: str
 
+    def make(self, **options: Any) -> T:
+        """Call the part, which may be a user's. If that tries to end the program, this is an error."""
+        try:
+            return self.part(**options)
+        except SystemExit as end:
+            if type(end) is not SystemExit:  # a signal: see `fedsat.experiment.interrupt`
+                raise
+            name = f"{self.part.__module__}:{self.part.__qualname__}"
+            raise UsageError(f"{name} calls sys.exit({end.code!r}) when it is created; raise an error instead") from end
+
 
 class Registry(Generic[T]):
     """Parts of one kind by name: fedsat's, those of packages (entry points in `group`), and `module:Name`."""
@@ -275,7 +285,7 @@ class Registry(Generic[T]):
         if missing:
             how = " ".join(f"--set {key}=…" for key in missing)
             raise UsageError(f"{self.kind} {name!r} needs a value for {', '.join(missing)}; set it with {how}")
-        return self.entry(name).part(**values)
+        return self.entry(name).make(**values)
 
     def name_of(self, part: T) -> str:
         """Return the name of `part`: of its preset, of its class, in its package, or `module:Name`."""

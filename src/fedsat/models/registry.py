@@ -30,7 +30,7 @@ def build_model(spec: Spec, input_shape: tuple[int, ...], classes: int, seed: in
     # torch's layers draw their weights from the global generator, which is restored afterwards.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(generator(seed, "model").integers(2**62)))
-        module = models.entry(name).part(**options)
+        module = models.entry(name).make(**options)
     _check_fit(module, name, input_shape, classes)
     return module
 
@@ -39,7 +39,7 @@ def count_parameters(spec: Spec, input_shape: tuple[int, ...], classes: int) -> 
     """Return the number of parameters of the network that `spec` names, without the memory for them."""
     name, options = _arguments(spec, input_shape, classes)
     with torch.device("meta"):
-        return sum(parameter.numel() for parameter in models.entry(name).part(**options).parameters())
+        return sum(parameter.numel() for parameter in models.entry(name).make(**options).parameters())
 
 
 def _arguments(spec: Spec, input_shape: tuple[int, ...], classes: int) -> tuple[str, dict[str, Any]]:
