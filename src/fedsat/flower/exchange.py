@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 
 from flwr.app import ArrayRecord
@@ -78,14 +78,14 @@ class Exchange:
                 deadline = min(deadline, began + 2 * (time.monotonic() - began))
             if present is not None and time.monotonic() >= look:
                 here, look = present(), time.monotonic() + LOOK
-                for request_id in [request_id for request_id, node in waiting.items() if node not in here]:
+                gone = [request_id for request_id, node in waiting.items() if node not in here]
+                self._drop(gone)
+                for request_id in gone:
                     replies[waiting.pop(request_id)] = Failure("its node has left")
-                    del self._stamps[request_id]
             if not received:
                 time.sleep(pause)
                 pause = min(pause * 1.5, LONGEST_PAUSE)
-        for request_id in waiting:
-            del self._stamps[request_id]
+        self._drop(waiting)
         late = Failure(f"no reply in {time.monotonic() - began:.1f} s")
         return replies | dict.fromkeys(waiting.values(), late)
 
@@ -98,8 +98,10 @@ class Exchange:
 
     def forget(self, nodes: Set[int]) -> None:
         """Stop waiting for replies of these nodes to posted messages."""
-        for request_id in [request_id for request_id, node in self._open.items() if node in nodes]:
-            del self._open[request_id], self._stamps[request_id]
+        forgotten = [request_id for request_id, node in self._open.items() if node in nodes]
+        self._drop(forgotten)
+        for request_id in forgotten:
+            del self._open[request_id]
 
     def collect(self) -> dict[int, Reply]:
         """Return the replies to posted messages that have arrived since the last call."""
@@ -114,6 +116,12 @@ class Exchange:
             self.down += size(content)
             self._stamps[request_id] = stamp
         return request_id
+
+    def _drop(self, request_ids: Collection[str]) -> None:
+        """Stop waiting for replies to these requests."""
+        self.transport.forget(request_ids)
+        for request_id in request_ids:
+            del self._stamps[request_id]
 
     def _receive(self, waiting: Mapping[str, int]) -> dict[str, Reply]:
         if not waiting:

@@ -52,6 +52,11 @@ class InProcessNodes:
         """Return the replies to these requests, each once."""
         return {key: self._replies.pop(key) for key in request_ids if key in self._replies}
 
+    def forget(self, request_ids: Iterable[str]) -> None:
+        """Drop the replies to these requests."""
+        for key in request_ids:
+            self._replies.pop(key, None)
+
     def reply(self, request: Request) -> Reply | None:
         """Return the node's reply, or None if there is none."""
         context = self.contexts.get(request.node)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,6 +12,12 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedsat.flower.records import clean
+
+PULLS = 64
+"""Largest number of replies that are downloaded at the same time."""
+
+GRACE = 0.5
+"""Seconds that a call waits for downloads; a question for a reply that has not arrived takes a few milliseconds."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +54,22 @@ class Transport(Protocol):
     def receive(self, request_ids: Iterable[str]) -> dict[str, Reply]:
         """Return the replies to these requests that have arrived. Each reply is returned once."""
 
+    def forget(self, request_ids: Iterable[str]) -> None:
+        """Drop the replies to these requests, for which `receive` will not be called again."""
+
 
 class GridTransport:
-    """Sends requests over the grid that Flower passes to a ServerApp."""
+    """Sends requests over the grid that Flower passes to a ServerApp.
+
+    If a node is killed while it uploads a reply, Flower waits three minutes for the rest of it. So each reply is
+    downloaded in a thread of its own, and meanwhile the server does its other work.
+    """
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
+        self._threads = ThreadPoolExecutor(PULLS, "pull")
+        self._pulls: dict[str, Future[list[Message]]] = {}
+        """The download of the reply to each request, or the question whether there is one."""
 
     def nodes(self) -> set[int]:
         """Return the nodes that are connected."""
@@ -64,12 +81,28 @@ class GridTransport:
         return next(iter(self._grid.push_messages([message])), None) or None
 
     def receive(self, request_ids: Iterable[str]) -> dict[str, Reply]:
-        """Return the replies to these requests that have arrived."""
-        replies: dict[str, Reply] = {}
-        for message in self._grid.pull_messages(list(request_ids)):
-            reply = message.content if message.has_content() else Failure(readable_reason(message.error.reason))
-            replies[message.metadata.reply_to_message_id] = reply
+        """Return the replies to these requests that have been downloaded."""
+        wanted, replies = list(request_ids), dict[str, Reply]()
+        for request_id in wanted:
+            if request_id not in self._pulls:
+                self._pulls[request_id] = self._threads.submit(self._pull, request_id)
+        wait([self._pulls[request_id] for request_id in wanted], GRACE)
+        for request_id in wanted:
+            if self._pulls[request_id].done():
+                for message in self._pulls.pop(request_id).result():
+                    reply = message.content if message.has_content() else Failure(readable_reason(message.error.reason))
+                    replies[request_id] = reply
         return replies
+
+    def forget(self, request_ids: Iterable[str]) -> None:
+        """Drop the replies to these requests; a download that has begun ends by itself."""
+        for request_id in request_ids:
+            pull = self._pulls.pop(request_id, None)
+            if pull is not None:
+                pull.cancel()
+
+    def _pull(self, request_id: str) -> list[Message]:
+        return list(self._grid.pull_messages([request_id]))
 
 
 def readable_reason(reason: str | None) -> str:
