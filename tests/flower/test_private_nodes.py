@@ -87,6 +87,17 @@ def test_nodes_compute_what_a_simulation_computes(
     assert_same(together, alone)
 
 
+def test_a_private_run_with_a_folder_resumes(clouds: Path, tmp_path: Path) -> None:
+    """Nodes report no accuracies, so a checkpoint contains an empty array."""
+    config = fedsat.configure(**settings(clouds, algorithm="fedavg", privacy=LOCAL, rounds=2))
+    terms, out = Terms(timeout=60, wait=60), tmp_path / "run"
+    prepare(FaultyNodes(*nodes(clouds)), config, terms, out).run_round()
+    run = federate(FaultyNodes(*nodes(clouds)), config, terms, out)
+    assert "resumes after round 1 of 2" in run.notes[0]
+    assert run.status == "completed"
+    assert [line.round for line in run.records] == [1, 2]
+
+
 def unamplified(run: Run, rounds: int) -> float:
     ledger = run.setup.config.ledger(on_nodes=True)
     assert ledger is not None

@@ -75,6 +75,8 @@ def write_tensors(file: BinaryIO, tensors: Mapping[str, Tensor], metadata: Mappi
         file.write(piece)
         digest.update(piece)
     for tensor in tensors.values():
+        if not tensor.numel():
+            continue  # NumPy gives empty arrays a stride of 0, which `view` refuses
         content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
         file.write(content)
         digest.update(content)
