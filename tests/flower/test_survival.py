@@ -196,6 +196,28 @@ def test_old_runs_make_room(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == RUNS
 
 
+def test_folders_of_others_stay(tmp_path: Path) -> None:
+    for name in ("photos", "0123456789ABCDEF" * 2, f"{0:031x}", f"{0:033x}"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "memory.json").touch()
+    for number in range(RUNS + 3):
+        with Files.locked(tmp_path, f"{number:032x}") as files:
+            files.save({"number": number})
+    assert len(list(tmp_path.iterdir())) == RUNS + 4
+
+
+def test_errors_of_the_work_are_not_about_the_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(FileNotFoundError, match="patients"), Files.locked(tmp_path, RUN):
+        (tmp_path / "patients.csv").read_text()
+    monkeypatch.setattr("fedsat.flower.stores.write_sealed", full_disk)
+    with pytest.raises(FedsatError, match=rf"cannot write to .*{RUN}: No space"), Files.locked(tmp_path, RUN) as files:
+        files.save({})
+
+
+def full_disk(*_: Any, **__: Any) -> None:
+    raise OSError(28, "No space left on device")
+
+
 def test_a_run_cannot_leave_its_folder() -> None:
     text = RunSpec({}, ("a", "b"), False).text()
     assert RunSpec.of(text).id == ""

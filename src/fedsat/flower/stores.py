@@ -6,7 +6,7 @@ import json
 import logging
 import shutil
 from collections.abc import Iterator, Set
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -17,6 +17,7 @@ from flwr.app import ConfigRecord, RecordDict
 from fedsat.experiment.client_states import read_state, write_state
 from fedsat.experiment.folder import speaking_of
 from fedsat.experiment.sealed import DamagedError, check_file, read_sealed, write_sealed
+from fedsat.flower.messages import RUN_ID
 from fedsat.flower.records import pack_tree, unpack_tree
 from fedsat.tree import State
 
@@ -119,13 +120,15 @@ class Files:
     def locked(parent: Path, run: str) -> Iterator[Files]:
         """Yield the files of a run, which no other process changes meanwhile."""
         folder = parent / run
-        with speaking_of(parent):
-            if not folder.exists():
-                parent.mkdir(parents=True, exist_ok=True)
-                _make_room(parent)
-                folder.mkdir(mode=0o700, exist_ok=True)
-            with FileLock(folder / LOCK):
-                yield Files(folder)
+        with ExitStack() as held:
+            with speaking_of(parent):
+                if not folder.exists():
+                    parent.mkdir(parents=True, exist_ok=True)
+                    _make_room(parent)
+                    folder.mkdir(mode=0o700, exist_ok=True)
+                held.enter_context(FileLock(folder / LOCK))
+                files = Files(folder)
+            yield files  # errors of the node's work are not about this folder
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -153,7 +156,8 @@ class Files:
 
     def put(self, round_number: int, state: State) -> None:
         """Store the state after a round."""
-        described = {"sha256": write_state(self._file(round_number), state), "trees": list(state)}
+        with speaking_of(self._folder):
+            described = {"sha256": write_state(self._file(round_number), state), "trees": list(state)}
         self._write({**self._content, "states": {**self._content["states"], f"{round_number}": described}})
 
     def keep(self, rounds: Set[int]) -> None:
@@ -163,20 +167,23 @@ class Files:
             left = {number: one for number, one in self._content["states"].items() if int(number) in rounds}
             self._write({**self._content, "states": left})
         known = {self._file(number).name for number in self.rounds()} | {INDEX, LOCK}
-        for path in self._folder.iterdir():  # also what a killed process left
-            if path.name not in known:
-                path.unlink(missing_ok=True)
+        with speaking_of(self._folder):
+            for path in self._folder.iterdir():  # also what a killed process left
+                if path.name not in known:
+                    path.unlink(missing_ok=True)
 
     def _file(self, round_number: int) -> Path:
         return self._folder / f"round-{round_number:06}.safetensors"
 
     def _write(self, content: dict[str, Any]) -> None:
-        write_sealed(self._folder / INDEX, KIND, content)
+        with speaking_of(self._folder):
+            write_sealed(self._folder / INDEX, KIND, content)
         self._content = content
 
 
 def _make_room(parent: Path) -> None:
-    """Remove the oldest runs."""
-    runs = sorted(parent.glob(f"*/{INDEX}"), key=lambda path: path.stat().st_mtime, reverse=True)
+    """Remove the oldest runs, and nothing else that the owner has put into the folder."""
+    found = (path for path in parent.glob(f"*/{INDEX}") if RUN_ID.fullmatch(path.parent.name))
+    runs = sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
     for path in runs[RUNS - 1 :]:
         shutil.rmtree(path.parent, ignore_errors=True)
