@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import socket
 from pathlib import Path
@@ -216,6 +217,20 @@ def test_errors_of_the_work_are_not_about_the_state(tmp_path: Path, monkeypatch:
 
 def full_disk(*_: Any, **__: Any) -> None:
     raise OSError(28, "No space left on device")
+
+
+def test_a_status_that_cannot_be_written_ends_no_run(
+    clouds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    run = prepare(nodes(clouds, tmp_path / "disk"), configure(clouds), TERMS, tmp_path / "run")
+    (tmp_path / "run" / "status.json.part").mkdir()
+    run.run_round()
+    assert not (tmp_path / "run" / "status.json").exists()
+    assert caplog.text.count("status.json cannot be written: Is a directory") == 1
+    (tmp_path / "run" / "status.json.part").rmdir()
+    run.run_round()
+    assert json.loads((tmp_path / "run" / "status.json").read_text())["round"] == 2
 
 
 def test_a_run_cannot_leave_its_folder() -> None:

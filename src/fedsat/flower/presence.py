@@ -6,6 +6,7 @@ The server writes it whenever something changes, and every second while it waits
 from __future__ import annotations
 
 import json
+import logging
 import os
 import socket
 import time
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedsat.errors import UsageError
+
+log = logging.getLogger("flwr")
 
 STATUS = "status.json"
 
@@ -40,6 +43,8 @@ class Presence:
     stage: str = "waiting for nodes"
     round: int = 0
     clients: dict[int, Sighting] = field(default_factory=dict)
+    _failed: bool = False
+    """Whether the last attempt to write the file failed, which is told once."""
 
     def see(self, client: int, state: State, node: int) -> None:
         """Note the state of a client's node, and since when it is so."""
@@ -48,7 +53,10 @@ class Presence:
             self.clients[client] = Sighting(state, time.time(), node)
 
     def write(self) -> None:
-        """Write the file. It describes the current moment, so it need not survive a power failure."""
+        """Write the file. It describes the current moment, so it need not survive a power failure.
+
+        It only informs, so a run does not end because it cannot be written, for example on a full disk.
+        """
         if self.folder is None or not self.folder.is_dir():
             return
         content = {
@@ -58,8 +66,15 @@ class Presence:
             "clients": {str(client): asdict(seen) for client, seen in sorted(self.clients.items())},
         }
         partial = self.folder / f"{STATUS}.part"
-        partial.write_text(json.dumps(content), encoding="utf-8")
-        partial.replace(self.folder / STATUS)
+        try:
+            partial.write_text(json.dumps(content), encoding="utf-8")
+            partial.replace(self.folder / STATUS)
+        except OSError as error:
+            if not self._failed:
+                log.warning("%s cannot be written: %s", self.folder / STATUS, error.strerror or error)
+            self._failed = True
+        else:
+            self._failed = False
 
 
 @dataclass(frozen=True)
