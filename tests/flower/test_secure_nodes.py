@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import RecordDict
 
 from fedsat.errors import TrainingError
+from fedsat.flower.agreement import Agreement
 from fedsat.flower.in_process import FIRST_NODE
 from fedsat.flower.memory import Memory
 from fedsat.flower.messages import Refused, Train, Trained
@@ -207,6 +208,24 @@ def test_an_agreement_may_demand_it(clouds: Path, tmp_path: Path) -> None:
         strict = [{**node, "agreement": own} for node in nodes(clouds)]
         with pytest.raises(fedsat.FedsatError, match=why):
             federate(FaultyNodes(*strict), fedsat.configure(**table_of(clouds, secure_aggregation=secure)), FAST)
+
+
+def test_an_agreement_counts_the_clients_of_the_sum(clouds: Path, tmp_path: Path) -> None:
+    """Four clients exchange keys, but only three send an update."""
+    table = table_of(clouds, rounds=1)
+    for demanded, left in ((3, 3), (4, 0)):
+        own = agreement(tmp_path, demanded, f"secure_clients = {demanded}\n")
+        grid = FaultyNodes(*({**node, "agreement": own} for node in nodes(clouds)))
+        grid.faults[FIRST_NODE + fedsat.run(**table).records[0].clients[1]] = silent_at(Train.kind, 1)
+        run = federate(grid, fedsat.configure(**table), FAST)
+        assert len(run.records[0].clients) == left
+    assert "clients of the secure aggregation is 3; this node accepts at least 4" in str(run.records[0].left_out)
+
+
+def test_an_agreement_cannot_demand_more_clients_than_a_node_can_count() -> None:
+    assert Agreement(secure_clients=101).secure_clients == 101
+    with pytest.raises(fedsat.FedsatError, match="secure_clients.*at most 101"):
+        Agreement(secure_clients=102)
 
 
 @pytest.fixture

@@ -30,6 +30,7 @@ from fedsat.experiment.config import PARTS, Config
 from fedsat.experiment.legacy import modern_table
 from fedsat.options import Option, Registry, check, options_of
 from fedsat.rounds.ledger import Budget
+from fedsat.secure.shares import PEERS
 from fedsat.seeding import Indices
 
 OWN = "fedsat"
@@ -100,7 +101,12 @@ class Agreement:
     ] = ""
     secure_clients: Annotated[
         int,
-        Option("smallest number of clients in a secure aggregation; 0: runs may do without it", at_least=0),
+        Option(
+            "smallest number of clients in a secure sum, of those with which this node shares masks; 0: runs may do "
+            "without secure aggregation",
+            at_least=0,
+            at_most=PEERS + 1,
+        ),
     ] = 0
     members: Annotated[
         tuple[str, ...],

@@ -80,8 +80,12 @@ def masked(request: Train, start: Model, trained: Model, samples: int, memory: M
 
 
 def reveal(content: RecordDict, context: Context) -> Revealed:
-    """Reveal a share of one secret of each peer, and forget all secrets of the round."""
+    """Reveal a share of one secret of each peer, and forget all secrets of the round.
+
+    The sum that the shares make readable may cover fewer clients than exchanged keys, so they are counted again.
+    """
     request = Reveal.unpack(content)
+    Agreement.of_node(context.node_config).check_peers(len(set(request.survivors)))
     with Memory.of(context, request.run.id) as memory:
         shares = party_of(memory).reveal(request.survivors)
         memory.party = ""
