@@ -111,6 +111,20 @@ def test_a_round_is_skipped_if_more_than_a_third_drop_out(kind: str, clouds: Pat
     assert "the round is skipped: secure aggregation" in str(run.records[0].left_out)
 
 
+@pytest.mark.parametrize(("fraction", "left"), [(0.75, 3), (1.0, 0)])
+def test_a_round_is_skipped_below_the_min_fraction(fraction: float, left: int, clouds: Path) -> None:
+    """Three of four clients send an update: enough for the protocol, but not for `min_fraction` 1."""
+    table = table_of(clouds, rounds=1)
+    grid = FaultyNodes(*nodes(clouds))
+    grid.faults[FIRST_NODE + fedsat.run(**table).records[0].clients[1]] = silent_at(Train.kind, 1)
+    run = federate(grid, fedsat.configure(**table), replace(FAST, min_fraction=fraction))
+    assert len(run.records[0].clients) == left
+    asked = Reveal.kind in {kind for _, kind in grid.requests}
+    assert asked == bool(left)  # nobody helps to read a sum that is not used
+    why = "the round is skipped: 3 of 4 clients responded, but 4 are needed (--min-fraction)"
+    assert (why in str(run.records[0].left_out)) == (left == 0)
+
+
 def test_too_few_keys_are_asked_for_again(clouds: Path) -> None:
     table = table_of(clouds, rounds=1)
     grid = FaultyNodes(*nodes(clouds))

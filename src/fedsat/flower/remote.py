@@ -135,7 +135,7 @@ class RemoteEngine:
             for client in clients.tolist()
         }
         process = SecureRound(self._members, self._run, round_number)
-        needed = max(FEWEST, math.ceil(self._terms.min_fraction * len(clients)))
+        needed = math.ceil(self._terms.min_fraction * len(clients))
 
         def checked(client: int, reply: Trained) -> Trained:
             check_masked(reply, length([model.params, model.buffers]), *self._work_of(client))
@@ -143,9 +143,13 @@ class RemoteEngine:
             return reply
 
         try:
-            keys = process.exchange(messages, needed, self._terms.retries, self._terms.timeout)
+            keys = process.exchange(messages, max(FEWEST, needed), self._terms.retries, self._terms.timeout)
             asked = {k: replace(message, inbox=keys.inbox(k)) for k, message in messages.items() if k in keys.sealed}
             replies = self._members.request("train", asked, Trained, checked, 2 * self._largest)
+            if len(replies) < needed:
+                raise SkippedRoundError(
+                    f"{len(replies)} of {len(messages)} clients responded, but {needed} are needed (--min-fraction)"
+                )
             words = {client: reply.masked["words"].numpy().view("uint64") for client, reply in replies.items()}
             total = process.total(keys, words)
         except (SecureError, SkippedRoundError) as error:
