@@ -27,7 +27,7 @@ from fedsat.flower.in_process import FIRST_NODE
 from fedsat.flower.memory import Memory
 from fedsat.flower.messages import Refused, Train, Trained
 from fedsat.flower.records import Stamp
-from fedsat.flower.secure_messages import Introduce, Reveal, Share
+from fedsat.flower.secure_messages import Introduce, Reveal, Share, Shared
 from fedsat.flower.server import prepare
 from fedsat.flower.terms import Terms
 from fedsat.flower.transport import Request
@@ -109,6 +109,29 @@ def test_a_round_is_skipped_if_more_than_a_third_drop_out(kind: str, clouds: Pat
     run = federate(grid, fedsat.configure(**table), FAST)
     assert [len(line.clients) for line in run.records] == [0, 4, 4]
     assert "the round is skipped: secure aggregation" in str(run.records[0].left_out)
+
+
+def test_a_client_that_withholds_a_share_is_left_out(clouds: Path) -> None:
+    """Otherwise, its mask with one peer would not cancel, and the sum would be random."""
+    table = table_of(clouds, rounds=1)
+    first, second = fedsat.run(**table).records[0].clients[:2]
+
+    def withhold(request: Request, reply: RecordDict) -> RecordDict:
+        stamp = Stamp.of(reply)
+        if request.kind == Share.kind and stamp is not None:
+            sealed = Shared.unpack(reply).sealed
+            reply = Shared({peer: part for peer, part in sealed.items() if peer != second}).pack()
+            stamp.put(reply)
+        return reply
+
+    grid, other = FaultyNodes(*nodes(clouds)), FaultyNodes(*nodes(clouds))
+    grid.faults[FIRST_NODE + first] = withhold
+    other.faults[FIRST_NODE + first] = silent_at(Share.kind, 1)
+    run, without = (federate(each, fedsat.configure(**table), FAST) for each in (grid, other))
+    assert "shares: not one for each of its peers" in str(run.records[0].left_out)
+    assert run.records[0].clients == without.records[0].clients
+    for name, tensor in without.model.params.items():
+        torch.testing.assert_close(run.model.params[name], tensor)
 
 
 @pytest.mark.parametrize(("fraction", "left"), [(0.75, 3), (1.0, 0)])

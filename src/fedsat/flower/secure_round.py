@@ -84,6 +84,8 @@ class SecureRound:
         asked = {client: Share(self.run, client, self._of(introduced, peers)) for client, peers in round_.peers.items()}
 
         def checked(client: int, reply: Shared) -> dict[int, bytes]:
+            if reply.sealed.keys() != set(round_.peers[client]):  # a peer without its share would not mask the pair
+                raise RefusedError("shares: not one for each of its peers")
             return sized(reply.sealed, round_.peers[client], SEALED)
 
         return Keys(round_, self.members.request(STAGE, asked, Shared, checked, LARGEST))
