@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,38 @@ def test_a_private_run_with_a_folder_resumes(clouds: Path, tmp_path: Path) -> No
     assert "resumes after round 1 of 2" in run.notes[0]
     assert run.status == "completed"
     assert [line.round for line in run.records] == [1, 2]
+
+
+def test_attempts_before_a_crash_are_charged(clouds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server dies in round 1 before its first checkpoint, twice, and three times in round 2, after the replies."""
+    config = fedsat.configure(**settings(clouds, algorithm="fedavg", privacy=LOCAL, per_round=5, rounds=4))
+    terms, out = Terms(timeout=60, wait=60), tmp_path / "run"
+
+    def dies(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    def start() -> Run:
+        return prepare(FaultyNodes(*nodes(clouds)), config, terms, out)
+
+    for finished, crashes in ((0, 2), (1, 3)):
+        for _ in range(crashes):
+            run = start()
+            assert len(run.records) == finished
+            with monkeypatch.context() as killed:
+                killed.setattr(fedsat.flower.remote.RemoteEngine, "_joined", dies)
+                with pytest.raises(KeyboardInterrupt):
+                    run.run_round()
+            assert run.checkpoints is not None
+            run.checkpoints.release()
+        run = start()
+        run.run_round()
+        assert run.checkpoints is not None
+        run.checkpoints.release()
+    run = train(start())
+    assert [line.repeated for line in run.records] == [2, 3, None, None]  # a restart between rounds costs nothing
+    sent = (3, 3 + 4, 3 + 4 + 1, 3 + 4 + 1 + 1)
+    assert [line.epsilon for line in run.records] == [gaussian_epsilon(((0.2, n),), 1e-5) for n in sent]
+    assert json.loads((out / "nodes.json").read_text())["attempts"] == {"3": 1, "4": 1}
 
 
 def unamplified(run: Run, rounds: int) -> float:

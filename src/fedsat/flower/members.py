@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from fedsat.errors import TrainingError
+from fedsat.flower.attempts import Attempts
 from fedsat.flower.checks import RefusedError, check_info, check_same
 from fedsat.flower.exchange import Exchange
 from fedsat.flower.messages import Hello, NodeInfo
@@ -53,6 +54,8 @@ class Members:
     """How often those that did not respond are asked again, if too few did."""
     presence: Presence = field(default_factory=Presence)
     """What is told of the nodes to those who ask."""
+    attempts: Attempts = field(default_factory=Attempts)
+    """How often the requests of a private round were sent, also before the server was started again."""
     round: int = 0
     """The current round."""
     repeated: int = 0
@@ -73,6 +76,16 @@ class Members:
         """Whether no result may be computed without a node, so that failures affect none."""
         return self.min_fraction == 1
 
+    def begin(self, round_number: int) -> None:
+        """Begin a round, before its requests are sent. If the server did so before, it repeats them."""
+        self.round, self.repeated = round_number, self.attempts.of(round_number)
+        self.attempts.write(self.round, self.repeated + 1)
+
+    def repeat(self) -> None:
+        """Note that requests of this round are repeated, before they are sent."""
+        self.repeated += 1
+        self.attempts.write(self.round, self.repeated + 1)
+
     def insist(
         self,
         stage: str,
@@ -91,7 +104,7 @@ class Members:
         for attempt in range(self.retries + 1):
             missing = {client: message for client, message in messages.items() if client not in accepted}
             if attempt:
-                self.repeated += 1
+                self.repeat()
                 log.warning(
                     "round %d, %s again: %d of %d clients responded", self.round, stage, len(accepted), len(messages)
                 )

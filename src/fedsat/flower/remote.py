@@ -73,8 +73,6 @@ class RemoteEngine:
         self._test = test
         if known is not None:
             self._workers.labels.update(known.labels)
-        self._lost = int(known is not None and config.privacy.active)
-        """How many requests before a restart may be missing in the records, which is counted as spent privacy."""
         self._evaluations = Evaluations(members, len(run.class_names), config.clients, terms.max_weight)
         self._own_counts: dict[int, torch.Tensor] = {}
         self._marks, self._worker_bytes = (0, 0), 0
@@ -97,9 +95,8 @@ class RemoteEngine:
 
     def train(self, server: Server, clients: Indices, states: KeptStates, round_number: int) -> TrainedRound:
         """Train the sampled clients, and retry until enough of them have sent a usable update."""
-        self._members.round, self._members.repeated, self._worker_bytes = round_number, self._lost, 0
-        self._lost = 0
-        self._marks = (self._exchange.down, self._exchange.up)
+        self._members.begin(round_number)
+        self._marks, self._worker_bytes = (self._exchange.down, self._exchange.up), 0
         if self.protection.secure:
             return self._train_securely(server, clients, states, round_number)
         received = self.algorithm.broadcast(server)

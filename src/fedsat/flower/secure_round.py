@@ -53,7 +53,7 @@ class SecureRound:
         bound, repeated = bound_of(next(iter(messages.values()))), set[int]()
         for attempt in range(retries + 1):
             if attempt:
-                self.members.repeated += 1
+                self.members.repeat()
                 self.members.wait_for(set(messages), timeout)
             keys = self._exchange(messages, bound, repeated)
             if keys is not None and len(keys.sealed) >= needed:

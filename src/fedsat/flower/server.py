@@ -31,6 +31,7 @@ from fedsat.experiment.settings import parse_value
 from fedsat.experiment.setup import Setup
 from fedsat.experiment.trackers import find_trackers
 from fedsat.flower.announcement import announce
+from fedsat.flower.attempts import Attempts
 from fedsat.flower.exchange import Exchange
 from fedsat.flower.influence import counted, limit, pooled_moments
 from fedsat.flower.known import Known
@@ -154,6 +155,7 @@ def assemble(
         terms.min_fraction,
         terms.retries,
         Presence(out),
+        Attempts(out if config.privacy.active else None),
     )
     if known is not None:
         known.check(run, terms)

@@ -98,7 +98,8 @@ class Workers:
         sums: dict[int, Tensor] = {}
         failed: set[int] = set()
         for attempt in range(tries):
-            self.members.repeated += attempt > 0
+            if attempt:
+                self.members.repeat()
             if self.members.strict:
                 everyone = {worker for nodes in sets.values() for worker in nodes}
                 self.members.wait_for(everyone, self.members.exchange.timeout)
