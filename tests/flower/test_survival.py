@@ -16,7 +16,8 @@ import fedsat
 from fedsat.cli import main
 from fedsat.errors import FedsatError
 from fedsat.experiment import Run, train
-from fedsat.experiment.sealed import DamagedError
+from fedsat.experiment.checkpoint import KIND
+from fedsat.experiment.sealed import DamagedError, read_sealed, write_sealed
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedsat[flower]'")
 
@@ -152,6 +153,28 @@ def test_what_cannot_be_resumed(clouds: Path, tmp_path: Path) -> None:
     train(run)
     with pytest.raises(fedsat.UsageError, match="is complete with 4 rounds"):
         prepare(nodes(clouds, disk), config, TERMS, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("older", "lacks"),
+    [
+        ({"shape": None}, "NoneType"),
+        ({"terms": {}}, "'test'"),
+        ({"run": "{}"}, "'mean'"),
+        ({"infos": {"0": {}}}, "'moments'"),
+    ],
+)
+def test_a_checkpoint_of_an_older_version_is_refused(
+    older: dict[str, Any], lacks: str, clouds: Path, tmp_path: Path
+) -> None:
+    config = configure(clouds, algorithm="fedavg")
+    begun(config, clouds, tmp_path, rounds=1)
+    path = tmp_path / "run" / "checkpoints" / "round-000001.json"
+    body = read_sealed(path, KIND)
+    body["nodes"] |= older
+    write_sealed(path, KIND, body)
+    with pytest.raises(FedsatError, match=rf"run cannot be resumed: its checkpoint is damaged, .*{lacks}"):
+        prepare(nodes(clouds, tmp_path / "disk"), config, TERMS, tmp_path / "run")
 
 
 def test_a_run_on_nodes_can_be_made_longer(clouds: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedsat.errors import UsageError
+from fedsat.experiment.sealed import DamagedError
 from fedsat.flower.messages import NodeInfo, RunSpec
 from fedsat.flower.terms import Terms
 from fedsat.tree import Tree
@@ -41,14 +42,20 @@ class Known:
 
     @staticmethod
     def of(stored: Mapping[str, Any]) -> Known:
-        """Read what `to_json` returned."""
-        return Known(
-            RunSpec.of(stored["run"]),
-            stored["terms"],
-            tuple(stored["shape"]),
-            {int(client): _info(info) for client, info in stored["infos"].items()},
-            {int(worker): torch.tensor(labels) for worker, labels in stored["labels"].items()},
-        )
+        """Read what `to_json` returned; another version of fedsat may have written something else."""
+        try:
+            return Known(
+                RunSpec.of(stored["run"]),
+                {name: stored["terms"][name] for name in FIXED},
+                tuple(stored["shape"]),
+                {int(client): _info(info) for client, info in stored["infos"].items()},
+                {int(worker): torch.tensor(labels) for worker, labels in stored["labels"].items()},
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DamagedError(
+                "its checkpoint is damaged, or of another version of fedsat: what the server knows about the nodes "
+                f"cannot be read ({type(error).__name__}: {error})"
+            ) from error
 
     def check(self, run: RunSpec, terms: Terms) -> None:
         """Refuse to continue with other classes, another schema, or other terms."""

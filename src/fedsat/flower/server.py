@@ -27,6 +27,7 @@ from fedsat.experiment.environment import pick_device
 from fedsat.experiment.folder import CONFIG, ON_NODES, RunFolder, free_folder, read_nodes, refuse_used
 from fedsat.experiment.resume import changed, restore
 from fedsat.experiment.run import Run, train
+from fedsat.experiment.sealed import DamagedError
 from fedsat.experiment.settings import parse_value
 from fedsat.experiment.setup import Setup
 from fedsat.experiment.trackers import find_trackers
@@ -129,7 +130,11 @@ def _resume(transport: Transport, config: Config, terms: Terms, path: Path) -> R
     run_id = str(read_nodes(path).get("id", ""))
 
     def connect(config: Config, remembered: Mapping[str, Any]) -> Setup:
-        return assemble(transport, config, terms, path, run_id, Known.of(remembered) if remembered else None)
+        try:
+            known = Known.of(remembered) if remembered else None
+        except DamagedError as error:
+            raise FedsatError(f"{path} cannot be resumed: {error}; to repeat the run, use another out") from error
+        return assemble(transport, config, terms, path, run_id, known)
 
     return restore(path, config.rounds, minutes=config.minutes, on_nodes=connect)
 
