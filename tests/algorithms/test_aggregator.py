@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 
 from fedsat.algorithms import Algorithm, FedAvg, FedDyn, Model, Scaffold, Server, aggregators, algorithms
-from fedsat.algorithms.aggregator import Aggregator, CoordinateMedian, GuardedMean, MultiKrum, TrimmedMean, suspected
+from fedsat.algorithms.aggregator import (
+    Aggregator,
+    CoordinateMedian,
+    DampedMean,
+    GuardedMean,
+    MultiKrum,
+    TrimmedMean,
+    suspected,
+)
 from fedsat.algorithms.weighting import Uniform
 from fedsat.errors import UsageError
 from tests.support.byhand import after_rounds, make_updates, one, same, scalar, values
@@ -146,3 +154,16 @@ def test_every_method_accepts_every_aggregator(method: str, aggregator: str) -> 
     assert all(bool(torch.isfinite(tensor).all()) for tensor in robust.params.values())
     if aggregator not in ("damped-mean", "guarded-mean"):  # in a small federation, no update may be unusual enough
         assert not same(robust, trained(method, "mean"))
+
+
+@pytest.mark.parametrize("aggregator", [DampedMean(), GuardedMean()])
+def test_clients_that_did_not_move_keep_their_weight_if_a_filter_left_no_others(aggregator: DampedMean) -> None:
+    updates = {"w": torch.tensor([[0.0, 0.0], [1.0, 1.0], [1.0, 0.9]])}
+    assert aggregator.select(updates, torch.tensor([1.0, 0.0, 0.0])).tolist() == [1, 0, 0]
+
+
+def test_more_distances_than_quantile_accepts() -> None:
+    """torch.quantile refuses more than 2²⁴ values; a round of 4,200 clients has more distances."""
+    draw = torch.Generator().manual_seed(0)
+    updates = {"w": torch.randn(4200, 2, generator=draw)}
+    assert int(GuardedMean().crowd(updates).min()) >= 1

@@ -115,8 +115,7 @@ class DampedMean(Aggregator):
         factor = torch.where(relative > self.longest, (self.longest / relative.clamp(min=1e-300)).square(), 1.0)
         if self.shortest:
             factor = torch.where(relative < self.shortest, (relative / self.shortest).square(), factor)
-        damped = weights * factor.to(weights)
-        return damped / damped.sum()
+        return normalised(weights * factor.to(weights), weights)
 
     def total(self, tree: Tree, weights: Tensor) -> Tree:
         """Return the centre times the number of clients."""
@@ -153,8 +152,7 @@ class GuardedMean(DampedMean):
         """
         damped = super().select(client_updates, weights)
         damped = damped * self.evenness(client_updates).to(damped)
-        shared = damped / self.crowd(client_updates).to(damped)
-        shared = shared / shared.sum()
+        shared = normalised(damped / self.crowd(client_updates).to(damped), weights)
         cosines = cosines_with_median(client_updates, shared)
         usual = self.against * cosines[shared > 0].quantile(0.5)
         agreeing = shared * (cosines / usual).clamp(0, 1).to(shared)
@@ -172,7 +170,7 @@ class GuardedMean(DampedMean):
         """Return how many updates, itself included, are as good as equal to each client's update, [K]."""
         squares = squared_distances(client_updates)
         pairs = squares[~torch.eye(len(squares), dtype=torch.bool, device=squares.device)]
-        near = squares < (self.repeats**2 * pairs.quantile(0.5) if len(pairs) else 0)
+        near = squares < (self.repeats**2 * _middle(pairs, (len(pairs) - 1) // 2) if len(pairs) else 0)
         return near.fill_diagonal_(True).sum(1)
 
 
@@ -200,6 +198,12 @@ class MultiKrum(Robust):
         kept = torch.zeros_like(weights)
         kept[chosen] = weights[chosen]
         return kept / kept.sum()
+
+
+def normalised(damped: Tensor, weights: Tensor) -> Tensor:
+    """Return the damped weights with sum 1; the weights of before if nothing is left of them."""
+    total = damped.sum()
+    return damped / total if bool(total > 0) else weights
 
 
 def suspected(share: float, clients: int) -> int:
