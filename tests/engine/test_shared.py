@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,23 @@ def test_tensors_survive_the_way_to_another_process() -> None:
     assert len(packed(torch.zeros(1000)[:1])) < 1000  # a view takes no more than its own values
 
 
+def test_tensors_of_a_gpu_come_to_the_receiver_s_device() -> None:
+    """Tensors that were on some GPU are unpacked on the device of the process that asked, the others on the CPU."""
+    on_gpu = pickled_as_on_gpu(torch.ones(2))
+    assert unpacked(on_gpu, torch.device("meta")).device.type == "meta"
+    assert unpacked(packed(torch.ones(2)), torch.device("meta")).device.type == "cpu"
+
+
+def pickled_as_on_gpu(tensor: torch.Tensor) -> bytes:
+    class Pickler(pickle.Pickler):
+        def persistent_id(self, value: Any) -> Any:
+            return (value.numpy(), True) if isinstance(value, torch.Tensor) else None
+
+    buffer = io.BytesIO()
+    Pickler(buffer, protocol=5).dump(tensor)
+    return buffer.getvalue()
+
+
 def assert_same(shared: fedsat.Run, alone: fedsat.Run) -> None:
     assert isinstance(shared.setup.engine, SharedEngine)
     assert furthest(shared.model.params, alone.model.params) < 1e-9
@@ -83,15 +102,16 @@ def wordless() -> Any:
 
 def test_errors_of_another_process_are_raised_here() -> None:
     with pytest.raises(UsageError, match="no such network"):
-        result_of(Peer(unable, CPU, 1).receive())
-    peer = Peer(wordless, CPU, 1)
-    assert peer.receive() is None
+        result_of(Peer(unable, "cpu", 1).receive(CPU))
+    peer = Peer(wordless, "cpu", 1)
+    assert peer.receive(CPU) is None
+    peer.send(("evaluate", ()))  # nobody waits for this reply
     peer.send(("train", ()))
     with pytest.raises(FedsatError, match="ZeroDivisionError"):
-        result_of(peer.receive())
+        result_of(peer.receive(CPU))
     peer._process.kill()
     with pytest.raises(FedsatError, match="the process of cpu was killed"):
-        peer.receive()
+        peer.receive(CPU)
 
 
 @pytest.mark.parametrize("names", ["cpu,cuda:99", "cpu,meta", ""])

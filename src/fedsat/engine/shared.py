@@ -42,7 +42,7 @@ class SharedEngine:
         self.initial_model: Model = own.initial_model
         self.protection: Protection = own.protection
         for peer in self.peers:
-            result_of(peer.receive())  # the peer is ready, or reports why not
+            result_of(peer.receive(self.device))  # the peer is ready, or reports why not
 
     @property
     def clients(self) -> int:
@@ -83,7 +83,7 @@ class SharedEngine:
         try:
             own = getattr(self.own, function)(*requests[0])
         finally:  # even after an error, so that the next reply of a peer is to the next request
-            replies = [peer.receive() for peer in asked]
+            replies = [peer.receive(self.device) for peer in asked]
         return [own, *map(result_of, replies)]
 
     def evaluate(
@@ -128,8 +128,8 @@ def shared_out(work: Sequence[int], devices: int) -> list[list[int]]:
 class Peer:
     """The engine of another device, in a separate process, which ends with this one."""
 
-    def __init__(self, make: Callable[[], LocalEngine], device: torch.device, threads: int) -> None:
-        self._device = device
+    def __init__(self, make: Callable[[], LocalEngine], name: str, threads: int) -> None:
+        self._name, self._requests = name, 0
         context = multiprocessing.get_context("spawn")  # a forked process could not use a GPU
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=serve, args=(theirs, make, threads), daemon=True)
@@ -138,20 +138,27 @@ class Peer:
 
     def send(self, request: tuple[str, tuple[Any, ...]]) -> None:
         """Ask for a call of one of the engine's functions."""
+        self._requests += 1
         try:
-            self._connection.send_bytes(packed(request))
+            self._connection.send_bytes(packed((self._requests, *request)))
         except OSError as error:
             raise self._lost() from error
 
-    def receive(self) -> Any:
-        """Wait for the reply to a request: a result, or an error."""
+    def receive(self, device: torch.device) -> Any:
+        """Wait for the reply to the last request, a result or an error; GPU tensors come to this process's `device`.
+
+        Replies to earlier requests are dropped: nobody waits for them any more after Ctrl-C.
+        """
         try:
-            return unpacked(self._connection.recv_bytes(), self._device)
+            while True:
+                number, reply = unpacked(self._connection.recv_bytes(), device)
+                if number == self._requests:
+                    return reply
         except (EOFError, OSError) as error:
             raise self._lost() from error
 
     def _lost(self) -> FedsatError:
-        return FedsatError(f"the process of {self._device} was killed, perhaps for lack of memory")
+        return FedsatError(f"the process of {self._name} was killed, perhaps for lack of memory")
 
 
 def result_of(reply: Any) -> Any:
@@ -168,19 +175,19 @@ def serve(connection: Connection, make: Callable[[], LocalEngine], threads: int)
     try:
         engine = make()
     except Exception as error:
-        connection.send_bytes(packed(_told(error)))
+        connection.send_bytes(packed((0, _told(error))))
         return
-    connection.send_bytes(packed(None))
+    connection.send_bytes(packed((0, None)))
     while True:
         try:
-            function, arguments = unpacked(connection.recv_bytes(), engine.device)
+            number, function, arguments = unpacked(connection.recv_bytes(), engine.device)
         except (EOFError, OSError):
             return
         try:
             reply: Any = getattr(engine, function)(*arguments)
         except Exception as error:
             reply = _told(error)
-        connection.send_bytes(packed(reply))
+        connection.send_bytes(packed((number, reply)))
 
 
 def _told(error: Exception) -> FedsatError:

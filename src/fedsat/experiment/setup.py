@@ -166,7 +166,7 @@ def peers(config: Config, devices: Sequence[torch.device]) -> list[Peer]:
         {**config.table(), "dataset": config.dataset},
         max(1, torch.get_num_threads() // (1 + len(devices))),
     )
-    return [Peer(partial(engine_on, {**table, "device": str(device)}), device, threads) for device in devices]
+    return [Peer(partial(engine_on, {**table, "device": str(device)}), str(device), threads) for device in devices]
 
 
 def engine_on(table: dict[str, Any]) -> LocalEngine:
