@@ -90,3 +90,11 @@ def test_samples_at_the_threshold_reach_it() -> None:
     for sensitivity in (0.01, 0.33, 0.5, 0.9, 0.99, 1.0):
         share = (scores >= found.at({"ill": sensitivity}, NAMES)[1]).mean()
         assert sensitivity <= share <= sensitivity + 0.02
+
+
+def test_thresholds_of_a_confident_model_differ() -> None:
+    """Log-odds of 22 to 35 are probabilities that differ only in their last digits."""
+    odds = np.linspace(22, 34, 500)
+    found = Thresholds.of(counted(np.stack([1 / (1 + np.exp(odds)), 1 / (1 + np.exp(-odds))], 1), [1] * 500))
+    low, middle, high = (found.at({"ill": share}, NAMES)[1] for share in (0.9, 0.5, 0.1))
+    assert low < middle < high < 1

@@ -20,8 +20,6 @@ from fedsat.metrics.measures import Counts, Floats
 
 LEVELS = 100
 """Sensitivities with a threshold: 1 %, 2 %, …, 100 %."""
-DIGITS = 9
-"""Significant digits of a threshold, rounded down so that the samples at the threshold reach it."""
 FEW = 20
 """With fewer validation samples of a class, its threshold depends on single samples."""
 
@@ -100,9 +98,5 @@ def _levels(positive: Floats) -> tuple[float, ...]:
     reached = np.cumsum(positive[::-1])[::-1]  # samples at or above the lower edge of each bin
     needed = np.ceil(np.arange(1, LEVELS + 1) * total / LEVELS - 1e-9)
     bins = [int(np.flatnonzero(reached >= count)[-1]) for count in needed]
-    return tuple(_rounded_down(float(lower_edges()[place])) for place in bins)
-
-
-def _rounded_down(value: float) -> float:
-    step = 10.0 ** (math.floor(math.log10(value)) - DIGITS + 1)
-    return float(f"{math.floor(value / step) * step:.{DIGITS}g}")
+    # The next number below an edge, so that rounding does not keep a sample at the edge from reaching it.
+    return tuple(float(np.nextafter(lower_edges()[place], 0)) for place in bins)
