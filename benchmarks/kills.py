@@ -2,8 +2,9 @@
 
     python -m benchmarks.kills                   (10 kills, about ten minutes on two busy cores)
 
-A part is the SuperLink, the ServerApp, a node, or all processes including `fedsat federate` itself. After the last kind
-of kill, the run is resumed with `fedsat resume`; after the others, it continues by itself.
+A part is the SuperLink, the ServerApp, a node, a node that is sending a reply, or all processes including `fedsat
+federate` itself. After the last kind of kill, `fedsat resume` continues the run; after the others, it continues by
+itself.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -21,7 +22,8 @@ from fedsat.flower import guard
 MARK = "FEDSAT_KILLED"
 """The environment variable that identifies the processes of one federation."""
 
-PARTS = ("SuperLink", "ServerApp", "node", "all")
+PARTS = ("SuperLink", "ServerApp", "node", "upload", "all")
+"""What can be killed; an upload is a node while it sends a reply."""
 
 OF_THE_WAY = ("seconds", "bytes_down", "bytes_up", "bytes_workers", "bytes_evaluate", "left_out", "repeated")
 """Entries of a record that describe how a round went, not its results."""
@@ -63,9 +65,10 @@ class Federation:
             "SuperLink": [pid for pid, command in found.items() if "flower-superlink" in command],
             "ServerApp": [pid for pid in found if _holds(pid, self.folder / "checkpoints" / "lock")],
             "node": [pid for pid, command in found.items() if "fedsat.flower.supernode" in command],
+            "upload": [pid for pid, command in found.items() if self._uploads(command)],
             "all": list(found),
         }[part]
-        if part == "node" and chosen:
+        if part in ("node", "upload") and chosen:
             chosen = [draw.choice(chosen)]
         for pid in chosen:
             guard.send(pid, signal.SIGKILL)
@@ -93,6 +96,14 @@ class Federation:
     def running(self) -> bool:
         """Whether the run is still in progress."""
         return self.process is not None and self.process.poll() is None
+
+    def _uploads(self, command: str) -> bool:
+        """Whether a process is a node that is sending a reply."""
+        client = re.search(r"fedsat\.flower\.supernode.* partition-id=(\d+)", command)
+        if client is None:
+            return False
+        log = (self.folder / "flower-logs" / f"node-{client[1]}.log").read_text(errors="replace")
+        return log.rfind("Sending: ") > max(log.rfind(done) for done in ("Sent successfully", "Starting Flower"))
 
     def _processes(self) -> dict[int, str]:
         """Return the command lines of all processes of this federation."""
