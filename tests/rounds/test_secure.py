@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import fedsat
-from fedsat.algorithms import Algorithm, Model, algorithms
+from fedsat.algorithms import Algorithm, Model, Updates, algorithms
+from fedsat.algorithms.fedsat import FedSat
 from fedsat.errors import TrainingError, UsageError
 from fedsat.experiment.config import Config
 from fedsat.rounds import FederationState, Protection, run_round
@@ -96,6 +97,24 @@ def test_the_server_sees_the_same_model_of_every_client() -> None:
         assert bool((tensor == tensor[0]).all())
         mean = torch.tensordot(weights, updates.model.params[name], dims=1)
         torch.testing.assert_close(tensor[0], mean, rtol=0, atol=1e-9)
+
+
+def test_the_limit_of_fedsat_does_not_apply() -> None:
+    """Updates 1, 1 and 10 have the mean 4 and the median 1, which the server cannot know."""
+    model = Model({"w": torch.zeros(1, dtype=torch.float64)}, {})
+    plain = Updates(
+        clients=torch.arange(3),
+        model=Model({"w": torch.tensor([[1.0], [1.0], [10.0]], dtype=torch.float64)}, {}),
+        uploads={},
+        sizes=torch.ones(3),
+        steps=torch.ones(3),
+        lr=0.1,
+        epochs=1,
+        population=3,
+    )
+    weights = torch.full((3,), 1 / 3, dtype=torch.float64)
+    found = [FedSat().update(model, each, weights)["w"] for each in (plain, secure_mean(model, plain, 3 * weights))]
+    torch.testing.assert_close(torch.cat(found), torch.tensor([1.0, 4.0], dtype=torch.float64))
 
 
 def test_an_update_that_does_not_fit() -> None:

@@ -75,7 +75,10 @@ class FedSat(Algorithm):
 
     @property
     def uses_mean_only(self) -> bool:
-        """True: v_t is the difference of two global models."""
+        """True: v_t is the difference of two global models.
+
+        Only the limit on the aggregate reads single lengths. It never applies if all updates are replaced by their mean.
+        """
         return True
 
     def initial_memory(self, model: Model) -> State:
@@ -127,7 +130,8 @@ class FedSat(Algorithm):
         """Return the aggregate, but not longer than the median client's update (see `limit`).
 
         Clients add γ v_t to every step, so an aggregate that is longer than their updates makes the next ones longer
-        still: a single client that scales its update could ruin the run. The mean of honest updates is shorter.
+        still: a single client that scales its update could ruin the run. The mean of honest updates is shorter. With
+        secure aggregation or central privacy, every update is the mean, and the limit does not apply.
         """
         update = super().update(model, updates, weights)
         if not self.correction or self.gamma == 0 or self.scale == "paper":
