@@ -261,7 +261,7 @@ def test_an_agreement_counts_the_clients_of_the_sum(clouds: Path, tmp_path: Path
 
 def test_an_agreement_cannot_demand_more_clients_than_a_node_can_count() -> None:
     assert Agreement(secure_clients=101).secure_clients == 101
-    with pytest.raises(fedsat.FedsatError, match="secure_clients.*at most 101"):
+    with pytest.raises(fedsat.FedsatError, match=r"secure_clients.*at most 101"):
         Agreement(secure_clients=102)
 
 
