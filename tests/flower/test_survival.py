@@ -303,7 +303,7 @@ def test_the_status_of_nodes(clouds: Path, tmp_path: Path, capsys: pytest.Captur
     assert "completed after 4 rounds" in shown(out, capsys)
     (out / "status.json").write_text("{}")
     assert "cannot be read" in shown(out, capsys)
-    assert "no status; no nodes train there" in shown(tmp_path / "nowhere", capsys)
+    assert "no status; it does not train on real nodes" in shown(tmp_path / "nowhere", capsys)
 
 
 def shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:

@@ -121,7 +121,7 @@ class Run:
         nodes = 1 + config.clients - config.per_round
         if config.algorithm.weighting.needs_counts and config.workers > nodes:
             notes.append(
-                f"workers is {config.workers}, but a client and the nodes that are not sampled are only {nodes}"
+                f"workers is {config.workers}, but a round has only {nodes}: the client itself and those not sampled"
             )
         if (ledger := self.setup.ledger) is not None and config.budget:
             lasts = ledger.affordable(Budget.of(config.budget).epsilon, config.rounds)

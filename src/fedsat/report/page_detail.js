@@ -125,7 +125,7 @@ function drawClassTable() {
   const known = DATA.class_columns.filter(({ name }) => name !== "recall" && groups.some((g) => DATA.groups[g].details.measures[name]));
   const two = groups.length > 1, of = (g, name, c) => DATA.groups[g].details.measures[name]?.[c] ?? null;
   const columns = [{ label: "class" }, { label: "samples" }, ...groups.map((g) => ({ label: `recall %, ${DATA.groups[g].label}` }))];
-  if (two) columns.push({ label: `${DATA.groups[groups[1]].label} − ${DATA.groups[groups[0]].label}`, signed: true });
+  if (two) columns.push({ label: `${DATA.groups[groups[0]].label} − ${DATA.groups[groups[1]].label}`, signed: true });
   columns.push({ label: "best recall % (round)" });
   for (const { label, unit } of known) {
     for (const g of groups) columns.push({ label: `${label}${unit ? ` ${unit}` : ""}${two ? `, ${DATA.groups[g].label}` : ""}`, digits: unit ? 1 : 3 });
@@ -134,7 +134,7 @@ function drawClassTable() {
     const recalls = groups.map((g) => of(g, "recall", c) ?? lastRecall(g)[c]);
     const top = rows[c].reduce((best, v, i) => (v !== null && (best === null || v > rows[c][best]) ? i : best), null);
     const values = [String(chosen().details.samples?.[c] ?? "–"), ...recalls];
-    if (two) values.push(recalls.includes(null) ? null : recalls[1] - recalls[0]);
+    if (two) values.push(recalls.includes(null) ? null : recalls[0] - recalls[1]);
     values.push(top === null ? "–" : `${rows[c][top]} (${rounds[top]})`);
     for (const each of known) for (const g of groups) values.push(of(g, each.name, c));
     return { name, values, picked: c === focus.class };
@@ -217,12 +217,12 @@ function drawClientTable() {
   }
   const columns = [{ label: "client" }, ...(own ? [{ label: "samples" }, { label: "classes" }] : [])];
   for (const g of groups) columns.push({ label: `accuracy %, ${DATA.groups[g].label}` });
-  if (groups.length > 1) columns.push({ label: `${DATA.groups[groups[1]].label} − ${DATA.groups[groups[0]].label}`, signed: true });
+  if (groups.length > 1) columns.push({ label: `${DATA.groups[groups[0]].label} − ${DATA.groups[groups[1]].label}`, signed: true });
   orders.each_client ??= [own ? 3 : 1, false];
   pickTable("each_client", "accuracy of each client", columns, chosen().each_client.accuracy.map((_, k) => {
     const held = own ? own.rows.map((row) => row[k] ?? 0) : [], values = groups.map((g) => DATA.groups[g].each_client.accuracy[k]);
     const data = own ? [k < own.rows[0].length ? String(held.reduce((a, b) => a + b, 0)) : "–", String(held.filter((n) => n).length)] : [];
-    const difference = groups.length > 1 ? [values.includes(null) ? null : values[1] - values[0]] : [];
+    const difference = groups.length > 1 ? [values.includes(null) ? null : values[0] - values[1]] : [];
     return { name: own?.names?.[k] ?? String(k), values: [...data, ...values, ...difference], picked: k === focus.client };
   }), pickClient);
   title("each_client-note", `Clients and their accuracies are those of seed ${chosen().each_client.seed}. Click a client to follow it, or a heading to sort; only the first 25 are printed.`);
