@@ -77,7 +77,7 @@ class FedSat(Algorithm):
     def uses_mean_only(self) -> bool:
         """True: v_t is the difference of two global models.
 
-        Only the limit on the aggregate reads single lengths. It never applies if all updates are replaced by their mean.
+        Only the limit on the aggregate reads single lengths. It never applies if each update is replaced by the mean.
         """
         return True
 
