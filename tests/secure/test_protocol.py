@@ -158,18 +158,37 @@ def test_a_client_reveals_one_secret_of_a_peer_and_only_once() -> None:
         parties[0].mask(encode(np.zeros(SIZE)), {k: sent[0] for k, sent in shares.items()}, b"")
 
 
-def test_wrong_shares_are_noticed() -> None:
+@pytest.mark.parametrize("survivors", [range(6), range(5)])
+def test_wrong_shares_are_noticed(survivors: range) -> None:
+    """Five of six shares are needed: one wrong share is left out if six are there, and spoils the round if not."""
     parties, introductions, shares = up_to_masks()
     server = Round(introductions, b"round 1", b"")
     masked = {
-        k: party.mask(encode(np.zeros(SIZE)), {sender: sent[k] for sender, sent in shares.items()}, b"")
-        for k, party in parties.items()
+        k: parties[k].mask(encode(np.zeros(SIZE)), {sender: sent[k] for sender, sent in shares.items()}, b"")
+        for k in survivors
     }
-    revealed: dict[int, Mapping[int, bytes]] = {k: party.reveal(range(6)) for k, party in parties.items()}
+    revealed: dict[int, Mapping[int, bytes]] = {k: parties[k].reveal(survivors) for k in survivors}
     assert not decode(server.total(masked, shares, revealed)).any()
-    wrong = {**revealed, 0: {**revealed[0], 3: revealed[0][2]}}
-    with pytest.raises(SecureError, match="the shares of client 3 are wrong"):
-        server.total(masked, shares, wrong)
+    for liar in survivors:
+        wrong = {**revealed, liar: {**revealed[liar], 3: revealed[liar][2]}}
+        if len(survivors) == 6:
+            assert not decode(server.total(masked, shares, wrong)).any()
+        else:
+            with pytest.raises(SecureError, match="the shares of client 3 are wrong"):
+                server.total(masked, shares, wrong)
+
+
+def test_a_wrong_share_of_a_client_that_dropped_out_is_left_out() -> None:
+    """Six of eight shares of its key are needed, and seven are there, one of them wrong."""
+    parties, introductions, shares = up_to_masks(8)
+    server, left = Round(introductions, b"round 1", b""), range(7)
+    masked = {
+        k: parties[k].mask(encode(np.zeros(SIZE)), {sender: sent[k] for sender, sent in shares.items()}, b"")
+        for k in left
+    }
+    revealed: dict[int, Mapping[int, bytes]] = {k: parties[k].reveal(left) for k in left}
+    wrong = {**revealed, 0: dict.fromkeys(range(8), bytes(66))}
+    assert not decode(server.total(masked, shares, wrong)).any()
 
 
 def test_shares_of_a_secret() -> None:

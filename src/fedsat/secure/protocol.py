@@ -189,7 +189,7 @@ class Round:
                 raise SecureError(
                     f"secure aggregation: {len(held)} clients revealed shares of client {client}, {needed} are needed"
                 )
-            secret = self._secret(client, dict(sorted(held.items())[:needed]), survived=client in vectors)
+            secret = self._secret(client, held, needed, survived=client in vectors)
             if client in vectors:
                 total = total - stream(secret, b"own" + self.context, size)
             else:
@@ -197,17 +197,22 @@ class Round:
                 total = total + pair_masks(client, secret, others, self.context + self.bound, size)
         return total
 
-    def _secret(self, client: int, shares: Mapping[int, bytes], *, survived: bool) -> bytes:
-        """Return the seed of a survivor or the key of another client, if it is the one that it introduced."""
-        try:
-            secret = join(shares, KEY)
-        except ValueError:
-            secret = b""
-        introduced = self.introductions[client]
-        right = _hash(secret) == introduced.seed_hash if survived else secret and _public(secret) == introduced.mask_key
-        if not right:
-            raise SecureError(f"secure aggregation: the shares of client {client} are wrong")
-        return secret
+    def _secret(self, client: int, held: Mapping[int, bytes], needed: int, *, survived: bool) -> bytes:
+        """Return the seed of a survivor or the key of another client, if it is the one that it introduced.
+
+        Some shares may be wrong, so it tries `needed` of them in a row, from every place in the order of the holders.
+        If there are more than needed, this avoids every single wrong share.
+        """
+        introduced, holders = self.introductions[client], sorted(held)
+        for first in range(len(holders) if len(holders) > needed else 1):
+            chosen = (holders[first:] + holders[:first])[:needed]
+            try:
+                secret = join({holder: held[holder] for holder in chosen}, KEY)
+            except ValueError:
+                continue
+            if _hash(secret) == introduced.seed_hash if survived else _public(secret) == introduced.mask_key:
+                return secret
+        raise SecureError(f"secure aggregation: the shares of client {client} are wrong")
 
 
 def graph(clients: list[int]) -> dict[int, list[int]]:
