@@ -250,7 +250,7 @@ def test_a_hundred_thousand_clients(name: str) -> None:
         ("iid", 101, "101 clients cannot share 100 samples"),
         ({"name": "lsmc", "classes_per_client": 6}, 20, "cannot hold 6 classes: there are 5"),
         ({"name": "lqsmc", "classes_per_client": 6}, 20, "cannot hold 6 classes: there are 5"),
-        ({"name": "lsmc", "classes_per_client": 2}, 2, "use at least 3 clients, or set classes_per_client to 3"),
+        ({"name": "lsmc", "classes_per_client": 2}, 2, "use at least 3 clients, or classes_per_client ≥ 3"),
         ({"name": "lsmc", "classes_per_client": 2}, 60, r"120 places .* can fill only 100"),
         ({"name": "lsmc", "classes_per_client": 0}, 10, "at least 1"),
         ({"name": "shards", "shards_per_client": 6}, 20, r"120 shards .* one of 100 samples; take fewer"),

@@ -28,7 +28,9 @@ def status(
     console, found = Console(), Status.read(folder)
     if found is None:
         known = (folder / ON_NODES).is_file()
-        raise UsageError(f"{folder} has no status; {'its server has not begun' if known else 'it does not train on real nodes'}")
+        raise UsageError(
+            f"{folder} has no status; {'its server has not begun' if known else 'it does not train on real nodes'}"
+        )
     say(console, _headline(folder, found))
     table = Table(box=box.SIMPLE_HEAD, show_edge=False)
     for name in ("client", "node", "state"):

@@ -143,7 +143,7 @@ def hold_exactly(each: int, counts: Indices, clients: int, rng: np.random.Genera
     if clients * each < classes:
         raise UsageError(
             f"{clients} clients with {each} classes each cannot hold all {classes} classes;"
-            f" use at least {-(-classes // each)} clients, or set classes_per_client to {-(-classes // clients)} or more"
+            f" use at least {-(-classes // each)} clients, or classes_per_client ≥ {-(-classes // clients)}"
         )
     holders = spread(clients * each, np.minimum(counts, clients), rng)
     # Classes are assigned in turn, so the clients of a class are distinct: it has at most `clients` of them.
