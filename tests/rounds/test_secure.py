@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,12 @@ from fedsat.algorithms.fedsat import FedSat
 from fedsat.errors import TrainingError, UsageError
 from fedsat.experiment.config import Config
 from fedsat.rounds import FederationState, Protection, run_round
+from fedsat.rounds.attacks import Attack
 from fedsat.rounds.round import NO_FAULTS, Faults, start
 from fedsat.rounds.secure import enough, keys_down, keys_up, model_of, secure_mean, vector, why_not
 from fedsat.secure.fixed import decode
+from fedsat.seeding import Indices
+from fedsat.tree import per_client
 from tests.support.federations import SAMPLING, furthest, make_engine, stacked
 
 PLAIN = ("fedavg", "fedprox", "fedavgm", "feddyn", "fedlc", "fedsam", "fedntd", "moon", "fedacg")
@@ -124,6 +128,28 @@ def test_an_update_that_does_not_fit() -> None:
     next(iter(updates.model.params.values()))[1] += 1e6
     with pytest.raises(TrainingError, match="an update cannot be aggregated securely"):
         secure_mean(server.model, updates, torch.ones(3))
+
+
+@dataclass(frozen=True)
+class Enormous(Attack):
+    """Attackers add 10⁶ to every parameter."""
+
+    def send(self, start: Model, updates: Updates, attackers: Indices, seed: int, round_number: int) -> Updates:
+        """Return the updates that the server receives."""
+        lying = torch.from_numpy(np.isin(updates.clients.numpy(), attackers))
+        params = {name: tensor + 1e6 * per_client(lying, tensor) for name, tensor in updates.model.params.items()}
+        return replace(updates, model=Model(params, updates.model.buffers))
+
+
+def test_a_client_whose_update_does_not_fit_is_left_out() -> None:
+    """As on real nodes, where it sends nothing; four clients are sampled, and three are needed."""
+    sampled = trained("fedavg", secure=True, rounds=1)[1][0].clients
+    state, (result,) = trained("fedavg", secure=True, rounds=1, faults=Faults(attack=Enormous(), attackers=sampled[:1]))
+    assert result.refused == {int(sampled[0]): "update has a number above 65536, too large for secure aggregation"}
+    assert result.clients.tolist() == sampled[1:].tolist()
+    assert furthest(state.server.model.params, start_of("fedavg")) < 100
+    with pytest.raises(TrainingError, match="an update cannot be aggregated securely"):
+        trained("fedavg", secure=True, rounds=1, faults=Faults(attack=Enormous(), attackers=sampled[:2]))
 
 
 def test_bytes_include_keys_and_wide_numbers() -> None:

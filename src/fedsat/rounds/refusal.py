@@ -8,8 +8,11 @@ from torch import Tensor
 
 from fedsat.algorithms import Model
 from fedsat.algorithms.base import client_updates
+from fedsat.algorithms.weighting import Weighting
 from fedsat.metrics import ClassCounts
 from fedsat.rounds.local import TrainedRound, diverged, finite
+from fedsat.rounds.secure import enough, too_large
+from fedsat.secure.fixed import LARGEST
 from fedsat.tree import norms
 
 Refused = dict[int, str]
@@ -40,6 +43,25 @@ def refuse_updates(
         elif far[place]:
             refused[client] = f"update is {float(stretches[place]):.3g} times as long as the median"
     return trained.take(torch.nonzero(whole & ~far).flatten().tolist()), refused
+
+
+def refuse_too_large(
+    trained: TrainedRound, start: Model, weighting: Weighting, sampled: int
+) -> tuple[TrainedRound, Refused]:
+    """Return the updates without those that clients cannot send with secure aggregation, and these clients.
+
+    Scales are relative to the mean size, which changes if a client is left out, so it looks again. If too few would
+    remain, it leaves the updates as they are, and the aggregation raises an error.
+    """
+    left, refused = trained, dict[int, str]()
+    while bool((large := too_large(start, left.updates, weighting)).any()):
+        for client in left.updates.clients[large.cpu()].tolist():
+            refused[client] = f"update has a number above {LARGEST:g}, too large for secure aggregation"
+        remaining = torch.nonzero(~large).flatten().tolist()
+        if not enough(sampled, len(remaining)):
+            return trained, {}
+        left = left.take(remaining)
+    return left, refused
 
 
 def stretch(lengths: Tensor, steps: Tensor, whole: Tensor) -> Tensor:

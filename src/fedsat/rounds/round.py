@@ -27,7 +27,7 @@ from fedsat.metrics import NO_DETAIL, ClassCounts, ClientAccuracy, Detail, Evalu
 from fedsat.rounds.attacks import Attack
 from fedsat.rounds.local import TrainedRound
 from fedsat.rounds.privacy import Protection
-from fedsat.rounds.refusal import Refused, refuse_reports, refuse_updates
+from fedsat.rounds.refusal import Refused, refuse_reports, refuse_too_large, refuse_updates
 from fedsat.rounds.sampling import sample_clients, sample_workers, which_respond, which_workers_respond
 from fedsat.rounds.secure import keys_down, keys_up, length
 from fedsat.seeding import Indices
@@ -173,6 +173,9 @@ def run_round(engine: Engine, training: FederationState, sampling: Sampling, fau
         sent = faults.attack.send(server.model, trained.updates, faults.attackers, sampling.seed, number)
         max_norm = faults.max_norm if protection.checks_updates else 0.0
         trained, refused = refuse_updates(replace(trained, updates=sent), server.model, max_norm, number)
+        if protection.secure and not protection.on_nodes:  # nodes refuse this themselves
+            trained, large = refuse_too_large(trained, server.model, algorithm.weighting, len(sampled))
+            refused |= large
         updates, clients = trained.updates, trained.updates.clients.numpy()
 
     counts: ClassCounts | None = None

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedsat.algorithms import Aggregator, Algorithm, Model, Updates
 from fedsat.algorithms.footprint import rehearse
+from fedsat.algorithms.weighting import Weighting
 from fedsat.errors import TrainingError, UsageError
 from fedsat.secure.fixed import LARGEST, Floats, Words, decode, encode
 from fedsat.secure.shares import FEWEST, PEERS, SIZE, threshold_of
@@ -69,6 +70,16 @@ def secure_mean(start: Model, updates: Updates, scales: Tensor) -> Updates:
         total = words if total is None else total + words
     assert total is not None
     return replace(updates, model=stacked(model_of(start, total, float(scales.sum())), len(scales)))
+
+
+def too_large(start: Model, updates: Updates, weighting: Weighting) -> Tensor:
+    """Return a mask [K] of the clients whose scaled updates have a number that is too large to be sent."""
+    sizes = updates.sizes.double()
+    scales = weighting.scale(sizes, float(sizes.mean()))
+    assert scales is not None  # the configuration refuses such weightings
+    pairs = zip(_tensors(start), _tensors(updates.model), strict=True)
+    largest = [(theirs.double() - ours.double()).reshape(len(sizes), -1).abs().amax(1) for ours, theirs in pairs]
+    return torch.stack(largest).amax(0) * scales > LARGEST
 
 
 def vector(start: Model, model: Model, scale: float) -> Words:
