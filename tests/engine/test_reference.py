@@ -77,9 +77,20 @@ def plain_training(engine: SequentialEngine, rounds: int, fedsat: bool) -> Tenso
         weights = weights / weights.sum()
         target = sum(w * flat(local) for w, local in zip(weights, locals_, strict=True))
         assert isinstance(target, Tensor)
+        if fedsat:
+            target = limited(start_point, target, [flat(local) for local in locals_], weights, np.array(steps))
         v = (start_point - target) / (training.lr * float(weights @ np.array(steps)))
         nn.utils.vector_to_parameters(target, model.parameters())
     return flat(model)
+
+
+def limited(start: Tensor, target: Tensor, ends: list[Tensor], weights: np.ndarray, steps: np.ndarray) -> Tensor:
+    """Shorten the step to the median client's update, times Σ w_k max(1, K_k/K̃)."""
+    counted = weights > 0
+    usual = np.median([float((end - start).norm()) for end, counts in zip(ends, counted, strict=True) if counts])
+    longest = usual * float(weights @ np.maximum(1, steps / np.median(steps[counted])))
+    length = float((target - start).norm())
+    return start + (target - start) * (longest / length if length > longest else 1.0)
 
 
 def calibration(held: Tensor, labels: Tensor, predicted: Tensor, classes: int) -> Tensor:
