@@ -1,4 +1,4 @@
-"""Fedsat uses only the public API of Flower."""
+"""Fedsat uses only the public API of Flower, with one exception."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ import fedsat
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedsat[flower]'")
 
 PUBLIC = {"flwr.app", "flwr.clientapp", "flwr.serverapp"}
+KNOWN = {("flwr.supernode.fleet_http_client", "FleetHttpClient")}
+"""What a node needs to ask again to be let in (`flower/admission.py`); Flower has no setting for it. The extra `flower`
+therefore has an upper bound on Flower's version."""
 
 
 def flower_imports(path: Path) -> set[tuple[str, str]]:
@@ -34,4 +37,4 @@ def test_imports_are_public() -> None:
     private |= {
         (module, name) for module, name in imports - private if name not in importlib.import_module(module).__all__
     }
-    assert not private
+    assert private == KNOWN
