@@ -32,15 +32,21 @@ processes have one for each core; FedJAX compiles with XLA. [Engine](engine.md) 
 
 def main() -> None:
     """Write the plot and the page."""
-    kept = [
-        json.loads((ROOT / "results/bench" / name).read_text(encoding="utf-8")) for name in ("cpu.json", "sweep.json")
-    ]
-    turns, sweep = kept
+    turns, sweep = kept("cpu.json"), kept("sweep.json")
     plot(sweep["results"]).savefig(PLOT)
     parts = [HEAD, about(turns), *(table(result) for result in turns["results"])]
     parts += ["## More and fewer clients\n", about(sweep), f"![Seconds per round](../assets/{PLOT.name})\n"]
     parts += [sizes(results) for results in by_workload(sweep["results"])]
     PAGE.write_text("\n".join(parts), encoding="utf-8")
+
+
+def kept(name: str) -> dict[str, Any]:
+    """Return what `engines.py` has written to results/bench."""
+    path = ROOT / "results/bench" / name
+    if not path.is_file():
+        raise SystemExit(f"{path.relative_to(ROOT)} is missing; write it with the commands above:\n{__doc__}")
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
 
 
 def about(kept: dict[str, Any]) -> str:
