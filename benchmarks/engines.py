@@ -226,7 +226,7 @@ def show(console: Console, result: dict[str, Any]) -> None:
     """Print the table of one workload."""
     title = f"{result['workload']}: {result['title']}, {result['clients']} of 100 clients, E=5, B=16"
     table = Table(title=title, title_justify="left")
-    for heading in ("", "seconds per round", "times as long", "test loss"):
+    for heading in ("", "s per round", "times as long", "test loss"):
         table.add_column(heading, justify="left" if not heading else "right", no_wrap=True)
     for row in rows(result):
         loss = result["test_loss"][row.contender]
