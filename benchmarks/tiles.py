@@ -12,6 +12,7 @@ import argparse
 import itertools
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
 from typing import Any
@@ -21,7 +22,7 @@ import triton
 from torch import Tensor
 
 from fedsat.engine.kernels import triton_conv, triton_norm
-from fedsat.engine.kernels.triton_conv import Tile
+from fedsat.engine.kernels.triton_conv import FEW, Tile
 
 BATCH = 16
 LAYERS = [(3, 64, 3, 1, 32), (64, 64, 3, 1, 32), (64, 128, 3, 2, 32), (128, 128, 3, 1, 16), (64, 128, 1, 2, 32),
@@ -31,12 +32,21 @@ NORMS = [(64, 32), (128, 16), (256, 8)]
 """Channels and image size of its normalisations."""
 TILES = [
     Tile(*sizes, *how)
-    for sizes, how in itertools.product(
-        [(64, 64, 32), (64, 64, 64), (128, 64, 32), (128, 64, 64), (128, 128, 32), (128, 128, 64), (64, 128, 64),
-         (256, 64, 32), (256, 64, 64), (256, 128, 64)],
-        [(4, 3), (4, 4), (8, 3), (8, 4)],
-    )
-]  # fmt: skip
+    for sizes, ways in {
+        (64, 64, 64): [(4, 1), (4, 3), (4, 5)],
+        (128, 64, 64): [(4, 1), (4, 3), (4, 4), (8, 1), (8, 4)],
+        (256, 64, 64): [(4, 3), (8, 1), (8, 3), (8, 4)],
+        (64, 128, 64): [(4, 1), (4, 3), (4, 4)],
+        (128, 128, 64): [(4, 3), (4, 4), (8, 1), (8, 3), (8, 4)],
+        (128, 128, 32): [(4, 4), (8, 5)],
+        (256, 128, 64): [(8, 3), (8, 4)],
+        (64, 256, 64): [(4, 3), (8, 3)],
+        (128, 256, 64): [(8, 3), (8, 4)],
+    }.items()
+    for how in ways
+]
+
+KERNELS = ["forward", "back", "weights", "norm", "norm back"]
 
 
 @dataclass(frozen=True)
@@ -56,9 +66,11 @@ class Case:
         return [None, *(tile for tile in TILES if self._suits(tile, *reach))]
 
     def _suits(self, tile: Tile, columns: int, depth: int) -> bool:
-        if self.kernel == "weights":
-            return tile.columns <= columns and tile.rows <= max(depth, 64)
-        return tile.columns <= columns and tile.depth <= max(depth, 32)
+        return tile.columns <= max(columns, 64) and (self.kernel == "weights" or tile.depth <= max(depth, 32))
+
+    def alike(self) -> tuple[Any, ...]:
+        """Return what decides which kernels are compiled; other sizes are arguments."""
+        return self.kernel, *(self.shape if self.kernel.startswith("norm") else (self.shape[0] < FEW, *self.shape[2:4]))
 
     def calls(self) -> Iterator[tuple[Any, Callable[[], Any]]]:
         """Yield every variant with the call to time."""
@@ -115,33 +127,33 @@ def _images(channels: int, side: int) -> Tensor:
     return torch.randn(shape, device="cuda", dtype=torch.bfloat16).contiguous(memory_format=torch.channels_last)
 
 
-def cases(clients: list[int]) -> list[Case]:
+def cases(clients: list[int], wanted: list[str]) -> list[Case]:
     """Return everything that is timed; the gradient of the images themselves is never needed."""
-    kernels = itertools.product(("forward", "back", "weights"), LAYERS)
-    found = [(kernel, shape) for kernel, shape in kernels if kernel != "back" or shape[0] > 3]
-    found += itertools.product(("norm", "norm back"), NORMS)
+    shapes = {kernel: NORMS if kernel.startswith("norm") else LAYERS for kernel in wanted}
+    found = [(kernel, shape) for kernel in wanted for shape in shapes[kernel] if kernel != "back" or shape[0] > 3]
     return [Case(kernel, shape, count) for count in clients for kernel, shape in found]
 
 
-def compile_all(case: Case) -> None:
-    """Run every variant once, so that it is compiled before it is timed."""
-    for _, call in case.calls():
-        try:
-            call()
-        except triton.runtime.errors.OutOfResources:
-            continue
+def compile_one(case: Case, number: int) -> None:
+    """Run one variant once, so that it is compiled before it is timed."""
+    _, call = next(itertools.islice(case.calls(), number, None))
+    with suppress(triton.runtime.errors.OutOfResources):
+        call()
 
 
 def main() -> None:
     """Compile, time and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--clients", type=int, nargs="+", default=[15])
+    parser.add_argument("--kernels", nargs="+", default=KERNELS, choices=KERNELS)
     parser.add_argument("--jobs", type=int, default=14, help="number of processes that compile")
     parser.add_argument("--best", type=int, default=4, help="number of fastest variants to show")
     asked = parser.parse_args()
-    todo = cases(asked.clients)
+    todo = cases(asked.clients, asked.kernels)
+    first = {case.alike(): case for case in reversed(todo)}.values()
+    pairs = [(case, number) for case in first for number in range(len(case.variants()))]
     with ProcessPoolExecutor(asked.jobs, mp_context=get_context("spawn")) as pool:
-        list(pool.map(compile_all, todo))
+        list(pool.map(compile_one, *zip(*pairs, strict=True)))
     for case in todo:
         times: list[tuple[float, Any]] = []
         for variant, call in case.calls():

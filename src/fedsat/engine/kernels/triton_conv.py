@@ -26,59 +26,16 @@ FEW = 16
 
 
 @triton.jit
-def _pixels(
-    image,
-    place,
-    channel,
-    down,
-    right,
-    valid,
-    in_height,
-    in_width,
-    out_height,
-    out_width,
-    image_sample,
-    image_channel,
-    image_row,
-    image_column,
-    STRIDE: tl.constexpr,
-    PAD: tl.constexpr,
-    TRANSPOSED: tl.constexpr,
-):
-    """Load image[pixel of output `place` under the tap (down, right), channel], or 0 outside the image.
+def _positions(first, lane, height, width):
+    """Return the image, row and column of pixel number `first + lane`, for lanes below 2²¹.
 
-    With TRANSPOSED, load the pixel from which a strided convolution reaches `place`: the gradient of the input.
+    Only the scalar `first` is divided as an integer, which is slow; for a lane, a product of floats is exact.
     """
-    sample = place // (out_height * out_width)
-    row = (place // out_width) % out_height
-    across = place % out_width
-    if TRANSPOSED:
-        above, left = row + PAD - down, across + PAD - right
-        source_row, source_column = above // STRIDE, left // STRIDE
-        inside = (above >= 0) & (left >= 0) & (above % STRIDE == 0) & (left % STRIDE == 0)
-    else:
-        source_row, source_column = row * STRIDE - PAD + down, across * STRIDE - PAD + right
-        inside = (source_row >= 0) & (source_column >= 0)
-    inside = inside & (source_row < in_height) & (source_column < in_width)
-    base = sample * image_sample + source_row * image_row + source_column * image_column
-    return tl.load(image + base + channel * image_channel, mask=inside & valid, other=0.0)
-
-
-@triton.jit
-def _places(place, height, width, sample_stride, row_stride, column_stride, EVEN: tl.constexpr):
-    """Return the memory offset of pixel number `place`; EVEN if all pixels have the same distance in memory."""
-    if EVEN:
-        return place * column_stride
-    sample, row, column = place // (height * width), (place // width) % height, place % width
-    return sample * sample_stride + row * row_stride + column * column_stride
-
-
-@triton.jit
-def _pair(number, channels, TAPS: tl.constexpr, PLANES: tl.constexpr):
-    """Return the tap and the channel of a pair, in an order in which neighbours are adjacent in memory."""
-    if PLANES:
-        return number % TAPS, number // TAPS
-    return number // channels, number % channels
+    column = first % width + lane
+    down = ((column + 0.5) * (1.0 / width)).to(tl.int32)
+    row = first // width % height + down
+    over = ((row + 0.5) * (1.0 / height)).to(tl.int32)
+    return first // (width * height) + over, row - over * height, column - down * width
 
 
 @triton.jit
@@ -86,7 +43,7 @@ def _gather_product(
     image,
     weights,
     out,
-    pixels,
+    samples,
     in_height,
     in_width,
     out_height,
@@ -107,9 +64,6 @@ def _gather_product(
     STRIDE: tl.constexpr,
     PAD: tl.constexpr,
     TRANSPOSED: tl.constexpr,
-    NARROW: tl.constexpr,
-    PLANES: tl.constexpr,
-    EVEN: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
@@ -117,44 +71,121 @@ def _gather_product(
 ):
     """out[p, s·O + o] = Σ_{kh, kw, c} image[pixel of p under (kh, kw), s·C + c] · weights[s, kh, kw][c, o].
 
-    The sum runs tap by tap or, with few channels (NARROW), over all pairs of tap and channel at once.
+    With TRANSPOSED, the pixel is the one from which a strided convolution reaches p: the gradient of the input. Then
+    only every STRIDE-th tap reaches a pixel, and which ones depends on its phase, (row, column) modulo STRIDE. Each
+    program computes pixels of one phase.
     """
-    client = tl.program_id(2)
-    place = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    phases: tl.constexpr = STRIDE if TRANSPOSED else 1
+    client, phase = tl.program_id(2) // (phases * phases), tl.program_id(2) % (phases * phases)
+    low, far = phase // phases, phase % phases
+    height, width = (out_height - low + phases - 1) // phases, (out_width - far + phases - 1) // phases
+    sample, row, across = _positions(tl.program_id(0) * ROWS, tl.arange(0, ROWS), height, width)
+    if TRANSPOSED:
+        top, left = (low + PAD) % STRIDE, (far + PAD) % STRIDE
+        source_row, source_column = row + (low + PAD) // STRIDE, across + (far + PAD) // STRIDE
+    else:
+        top, left = 0, 0
+        source_row, source_column = row * STRIDE - PAD, across * STRIDE - PAD
+    if phases == 1:
+        downs: tl.constexpr = KERNEL
+        rights: tl.constexpr = KERNEL
+    else:
+        downs, rights = (KERNEL - top + STRIDE - 1) // STRIDE, (KERNEL - left + STRIDE - 1) // STRIDE
+    base = client * depth * image_channel
+    base += sample * image_sample + source_row * image_row + source_column * image_column
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inner = tl.arange(0, DEPTH)
     own = weights + client * KERNEL * KERNEL * depth * outputs
     total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
-    for block in range(1 if NARROW else KERNEL * KERNEL):
-        for first in range(0, KERNEL * KERNEL * depth if NARROW else depth, DEPTH):
-            if NARROW:
-                tap, channel = _pair(first + inner, depth, KERNEL * KERNEL, PLANES)
-                there = first + inner < KERNEL * KERNEL * depth
-                a = _pixels(
-                    image + client * depth * image_channel, place[:, None], channel[None, :], (tap // KERNEL)[None, :],
-                    (tap % KERNEL)[None, :], (place < pixels)[:, None] & there[None, :], in_height,
-                    in_width, out_height, out_width, image_sample, image_channel, image_row, image_column, STRIDE, PAD,
-                    TRANSPOSED,
-                )  # fmt: skip
-                behind = tap[:, None] * depth * outputs + channel[:, None] * depth_stride
-                there = there[:, None]
-            else:
-                channel = first + inner
-                a = _pixels(
-                    image + client * depth * image_channel, place[:, None], channel[None, :], block // KERNEL,
-                    block % KERNEL, (place < pixels)[:, None] & (channel < depth)[None, :], in_height, in_width,
-                    out_height, out_width, image_sample, image_channel, image_row, image_column, STRIDE, PAD,
-                    TRANSPOSED,
-                )  # fmt: skip
-                behind = block * depth * outputs + channel[:, None] * depth_stride
-                there = (channel < depth)[:, None]
-            b = tl.load(
-                own + behind + column[None, :] * output_stride, mask=there & (column < outputs)[None, :], other=0.0
-            )
-            total = tl.dot(a, b, total, input_precision=PRECISION)
-    behind = _places(place, out_height, out_width, out_sample, out_row, out_column, EVEN)
-    target = out + behind[:, None] + (client * outputs + column)[None, :] * out_channel
-    tl.store(target, total.to(out.dtype.element_ty), mask=(place < pixels)[:, None] & (column < outputs)[None, :])
+    # One loop over taps and channels, so that loads of the next tap overlap with products. Taps run first, because
+    # neighbouring taps share most pixels.
+    for step in range(downs * rights * tl.cdiv(depth, DEPTH)):
+        tap, channel = step % (downs * rights), step // (downs * rights) * DEPTH + inner
+        down, right = tap // rights, tap % rights
+        behind = (top + down * phases) * KERNEL + left + right * phases
+        if TRANSPOSED:
+            down, right = -down, -right
+        inside = (source_row + down >= 0) & (source_row + down < in_height) & (sample < samples)
+        inside = inside & (source_column + right >= 0) & (source_column + right < in_width)
+        place = (base + (down * image_row + right * image_column))[:, None] + channel[None, :] * image_channel
+        a = tl.load(image + place, mask=inside[:, None] & (channel < depth)[None, :], other=0.0)
+        place = behind * depth * outputs + channel[:, None] * depth_stride + column[None, :] * output_stride
+        b = tl.load(own + place, mask=(channel < depth)[:, None] & (column < outputs)[None, :], other=0.0)
+        total = tl.dot(a, b, total, input_precision=PRECISION)
+    place = sample * out_sample + (row * phases + low) * out_row + (across * phases + far) * out_column
+    target = out + place[:, None] + (client * outputs + column)[None, :] * out_channel
+    tl.store(target, total.to(out.dtype.element_ty), mask=(sample < samples)[:, None] & (column < outputs)[None, :])
+
+
+@triton.jit
+def _pair(number, channels, TAPS: tl.constexpr, PLANES: tl.constexpr):
+    """Return the tap and the channel of a pair, in an order in which neighbours are adjacent in memory."""
+    if PLANES:
+        return number % TAPS, number // TAPS
+    return number // channels, number % channels
+
+
+@triton.jit
+def _narrow_product(
+    image,
+    weights,
+    out,
+    samples,
+    in_height,
+    in_width,
+    out_height,
+    out_width,
+    depth,
+    outputs,
+    image_sample,
+    image_channel,
+    image_row,
+    image_column,
+    out_sample,
+    out_channel,
+    out_row,
+    out_column,
+    depth_stride,
+    output_stride,
+    KERNEL: tl.constexpr,
+    STRIDE: tl.constexpr,
+    PAD: tl.constexpr,
+    TRANSPOSED: tl.constexpr,
+    PLANES: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """`_gather_product` with few channels: the sum runs over all pairs of tap and channel at once."""
+    client = tl.program_id(2)
+    sample, row, across = _positions(tl.program_id(0) * ROWS, tl.arange(0, ROWS), out_height, out_width)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+    for first in range(0, KERNEL * KERNEL * depth, DEPTH):
+        pair = first + tl.arange(0, DEPTH)
+        tap, channel = _pair(pair, depth, KERNEL * KERNEL, PLANES)
+        down, right = tap // KERNEL, tap % KERNEL
+        inside = (sample < samples)[:, None] & (pair < KERNEL * KERNEL * depth)[None, :]
+        if TRANSPOSED:
+            above, beside = row[:, None] + PAD - down[None, :], across[:, None] + PAD - right[None, :]
+            source_row, source_column = above // STRIDE, beside // STRIDE
+            inside = inside & (above >= 0) & (beside >= 0) & (above % STRIDE == 0) & (beside % STRIDE == 0)
+        else:
+            source_row = row[:, None] * STRIDE - PAD + down[None, :]
+            source_column = across[:, None] * STRIDE - PAD + right[None, :]
+            inside = inside & (source_row >= 0) & (source_column >= 0)
+        inside = inside & (source_row < in_height) & (source_column < in_width)
+        place = sample[:, None] * image_sample + source_row * image_row + source_column * image_column
+        place += (client * depth + channel)[None, :] * image_channel
+        a = tl.load(image + place, mask=inside, other=0.0)
+        place = (client * KERNEL * KERNEL + tap)[:, None] * depth * outputs + channel[:, None] * depth_stride
+        there = (pair < KERNEL * KERNEL * depth)[:, None] & (column < outputs)[None, :]
+        b = tl.load(weights + place + column[None, :] * output_stride, mask=there, other=0.0)
+        total = tl.dot(a, b, total, input_precision=PRECISION)
+    place = sample * out_sample + row * out_row + across * out_column
+    target = out + place[:, None] + (client * outputs + column)[None, :] * out_channel
+    tl.store(target, total.to(out.dtype.element_ty), mask=(sample < samples)[:, None] & (column < outputs)[None, :])
 
 
 @triton.jit(do_not_specialize=["split"])  # depends on the number of clients
@@ -162,7 +193,7 @@ def _weight_product(
     image,
     slope,
     out,
-    pixels,
+    samples,
     in_height,
     in_width,
     out_height,
@@ -182,9 +213,7 @@ def _weight_product(
     KERNEL: tl.constexpr,
     STRIDE: tl.constexpr,
     PAD: tl.constexpr,
-    NARROW: tl.constexpr,
     PLANES: tl.constexpr,
-    EVEN: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
@@ -193,39 +222,38 @@ def _weight_product(
     """out[part, s, kh, kw, c, o] = Σ_p image[pixel of p under (kh, kw), s·C + c] · slope[p, s·O + o].
 
     Each part sums over its share of the pixels. The parts are added afterwards in a fixed order. A program handles some
-    channels of one tap or, with few channels (NARROW), some pairs of tap and channel.
+    pairs of tap and channel.
     """
     clients = tl.num_programs(2) // split
-    client = tl.program_id(2) % clients
-    part = tl.program_id(2) // clients
+    client, part = tl.program_id(2) % clients, tl.program_id(2) // clients
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    if NARROW:
-        pair = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-        tap, channel = _pair(pair, inputs, KERNEL * KERNEL, PLANES)
-        there = pair < KERNEL * KERNEL * inputs
-        down, right = (tap // KERNEL)[:, None], (tap % KERNEL)[:, None]
-    else:
-        blocks = tl.cdiv(inputs, ROWS)
-        tap = tl.program_id(0) // blocks
-        channel = (tl.program_id(0) % blocks) * ROWS + tl.arange(0, ROWS)
-        there = channel < inputs
-        down, right = tap // KERNEL, tap % KERNEL
+    pair = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    tap, channel = _pair(pair, inputs, KERNEL * KERNEL, PLANES)
+    there = pair < KERNEL * KERNEL * inputs
+    down, right = tap // KERNEL - PAD, tap % KERNEL - PAD
+    behind = (client * inputs + channel) * image_channel + down * image_row + right * image_column
+    beside = (client * outputs + column) * slope_channel
+    sample, row, across = _positions(part * share, tl.arange(0, DEPTH), out_height, out_width)
     total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
-    for first in range(0, share, DEPTH):
-        place = part * share + first + tl.arange(0, DEPTH)
-        a = _pixels(
-            image + client * inputs * image_channel, place[None, :], channel[:, None], down, right,
-            (place < pixels)[None, :] & there[:, None], in_height, in_width, out_height, out_width, image_sample,
-            image_channel, image_row, image_column, STRIDE, PAD, False,
-        )  # fmt: skip
-        behind = _places(place, out_height, out_width, slope_sample, slope_row, slope_column, EVEN)
-        b = tl.load(
-            slope + behind[:, None] + (client * outputs + column)[None, :] * slope_channel,
-            mask=(place < pixels)[:, None] & (column < outputs)[None, :],
-            other=0.0,
-        )
+    for _ in range(0, share, DEPTH):
+        source_row, source_column = (row * STRIDE)[None, :] + down[:, None], (across * STRIDE)[None, :] + right[:, None]
+        inside = there[:, None] & (sample < samples)[None, :] & (source_row >= 0) & (source_column >= 0)
+        inside = inside & (source_row < in_height) & (source_column < in_width)
+        place = sample * image_sample + row * (STRIDE * image_row) + across * (STRIDE * image_column)
+        a = tl.load(image + place[None, :] + behind[:, None], mask=inside, other=0.0)
+        place = sample * slope_sample + row * slope_row + across * slope_column
+        inside = (sample < samples)[:, None] & (column < outputs)[None, :]
+        b = tl.load(slope + place[:, None] + beside[None, :], mask=inside, other=0.0)
         total = tl.dot(a, b, total, input_precision=PRECISION)
-    slot = ((part * clients + client) * KERNEL * KERNEL + tap) * inputs + channel
+        # The next DEPTH pixels, without a division.
+        across += DEPTH % out_width
+        over = (across >= out_width).to(tl.int32)
+        across -= over * out_width
+        row += DEPTH // out_width % out_height + over
+        over = (row >= out_height).to(tl.int32)
+        row -= over * out_height
+        sample += DEPTH // (out_width * out_height) + over
+    slot = (part * clients + client) * KERNEL * KERNEL * inputs + tap * inputs + channel
     target = out + slot[:, None] * outputs + column[None, :]
     tl.store(target, total, mask=there[:, None] & (column < outputs)[None, :])
 
@@ -248,26 +276,21 @@ class Tile:
 
 
 def gather_tile(pixels: int, depth: int, outputs: int, clients: int) -> Tile:
-    """Return the tile of `gather_product`."""
-    if outputs >= 128 and pixels * outputs * clients >= 128 * 128 * PROCESSORS:
-        return Tile(128, 128, _block(depth), 4, 3)
-    return Tile(128 if pixels * clients >= 128 * PROCESSORS else 64, _block(outputs), _block(depth, 32), 4, 4)
+    """Return the tile of `gather_product`: large if that leaves work for three quarters of the multiprocessors."""
+    for columns, warps in ((256, 8), (128, 4)):
+        if outputs >= columns and 4 * pixels * outputs * clients >= 3 * 128 * columns * PROCESSORS:
+            return Tile(128, columns, _block(depth), warps, 3)
+    return Tile(128 if pixels * clients >= 128 * PROCESSORS else 64, _block(outputs), _block(depth), 4, 3)
 
 
-def weight_tile(inputs: int, outputs: int) -> Tile:
-    """Return the tile of `weight_product`."""
-    return Tile(_block(inputs), _block(outputs, 128), 64, 4, 3)
+def weight_tile(pairs: int, outputs: int) -> Tile:
+    """Return the tile of `weight_product` for this many pairs of tap and channel."""
+    return Tile(128 if pairs >= 512 else _block(pairs), _block(outputs, 128), 64, 4, 3)
 
 
 def _block(channels: int, most: int = 64) -> int:
     """Return the number of channels per program; tensor cores need at least 16."""
     return max(16, min(most, 1 << (channels - 1).bit_length()))
-
-
-def _even(tensor: Tensor) -> bool:
-    """Whether all pixels have the same distance in memory, also across rows and images."""
-    (samples, _, rows, columns), (_, _, height, width) = tensor.stride(), tensor.shape
-    return rows == width * columns and samples == height * rows
 
 
 def precision() -> str:
@@ -312,35 +335,36 @@ class StackedConvolution(torch.autograd.Function):
 
 
 def gather_product(image: Tensor, taps: Tensor, out: Tensor, stride: int, padding: int, *, transposed: bool) -> None:
-    """Compute `out` from `image` and taps [S, kh, kw, C, O]; see the kernel."""
+    """Compute `out` from `image` and taps [S, kh, kw, C, O]; see the kernels."""
     clients, kernel, _, depth, outputs = taps.shape
-    pixels = len(out) * out.shape[2] * out.shape[3]
-    narrow = depth < FEW
-    tile = gather_tile(pixels, kernel * kernel * depth if narrow else depth, outputs, clients)
-    grid = (triton.cdiv(pixels, tile.rows), triton.cdiv(outputs, tile.columns), clients)
-    _gather_product[grid](
-        image, taps, out, pixels, *image.shape[2:], *out.shape[2:], depth, outputs, *image.stride(), *out.stride(),
-        taps.stride(3), taps.stride(4), KERNEL=kernel, STRIDE=stride, PAD=padding, TRANSPOSED=transposed,
-        NARROW=narrow, PLANES=image.stride(1) != 1, EVEN=_even(out), PRECISION=precision(), **tile.options,
+    height, width = out.shape[2:]
+    narrow, phases = depth < FEW, 1
+    if transposed and not narrow:
+        phases, height, width = stride**2, triton.cdiv(height, stride), triton.cdiv(width, stride)
+    pixels = len(out) * height * width
+    tile = gather_tile(pixels, kernel * kernel * depth if narrow else depth, outputs, clients * phases)
+    grid = (triton.cdiv(pixels, tile.rows), triton.cdiv(outputs, tile.columns), clients * phases)
+    planes = {"PLANES": image.stride(1) != 1} if narrow else {}
+    (_narrow_product if narrow else _gather_product)[grid](
+        image, taps, out, len(out), *image.shape[2:], *out.shape[2:], depth, outputs, *image.stride(), *out.stride(),
+        taps.stride(3), taps.stride(4), KERNEL=kernel, STRIDE=stride, PAD=padding, TRANSPOSED=transposed, **planes,
+        PRECISION=precision(), **tile.options,
     )  # fmt: skip
 
 
 def weight_product(image: Tensor, slope: Tensor, shape: torch.Size, stride: int, padding: int) -> Tensor:
     """Return the gradient of taps [S, kh, kw, C, O]; see the kernel."""
     clients, kernel, _, inputs, outputs = shape
-    pixels = len(slope) * slope.shape[2] * slope.shape[3]
-    narrow, taps = inputs < FEW, kernel * kernel
-    tile = weight_tile(taps * inputs if narrow else inputs, outputs)
-    blocks = triton.cdiv(taps * inputs, tile.rows) if narrow else taps * triton.cdiv(inputs, tile.rows)
-    programs = blocks * triton.cdiv(outputs, tile.columns) * clients
-    wanted = (4 if tile.columns <= 64 else 2) * PROCESSORS
-    split = max(1, min(triton.cdiv(wanted, programs), pixels // (4 * tile.depth)))
+    pixels, pairs = len(slope) * slope.shape[2] * slope.shape[3], kernel * kernel * inputs
+    tile = weight_tile(pairs, outputs)
+    blocks, across = triton.cdiv(pairs, tile.rows), triton.cdiv(outputs, tile.columns)
+    wanted = triton.cdiv((4 if tile.columns <= 64 else 2) * PROCESSORS, blocks * across * clients)
+    split = max(1, min(wanted, pixels // (4 * tile.depth)))
     share = triton.cdiv(triton.cdiv(pixels, split), tile.depth) * tile.depth
     parts = torch.empty(split, *shape, device=image.device)
-    grid = (blocks, triton.cdiv(outputs, tile.columns), clients * split)
-    _weight_product[grid](
-        image, slope, parts, pixels, *image.shape[2:], *slope.shape[2:], inputs, outputs, *image.stride(),
-        *slope.stride(), share, split, KERNEL=kernel, STRIDE=stride, PAD=padding, NARROW=narrow,
-        PLANES=image.stride(1) != 1, EVEN=_even(slope), PRECISION=precision(), **tile.options,
+    _weight_product[blocks, across, clients * split](
+        image, slope, parts, len(slope), *image.shape[2:], *slope.shape[2:], inputs, outputs, *image.stride(),
+        *slope.stride(), share, split, KERNEL=kernel, STRIDE=stride, PAD=padding, PLANES=image.stride(1) != 1,
+        PRECISION=precision(), **tile.options,
     )  # fmt: skip
     return parts[0] if split == 1 else parts.sum(0)

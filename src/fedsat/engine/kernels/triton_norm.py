@@ -23,7 +23,10 @@ PROGRAMS = 528
 TILE = 4096
 """Values that a program handles at a time."""
 
-WARPS = 8
+WARPS = 4
+
+STAGES = tl.constexpr(3)
+"""Tiles that are loaded ahead: the arithmetic is too little to hide the time of loads."""
 
 MOST_PARTS = 64
 """Most parts that a second kernel adds per channel. The bound does not depend on the number of clients, so each kernel
@@ -77,7 +80,7 @@ def _moments(
     pivot = tl.load(x + channel, mask=valid, other=0.0).to(tl.float32)
     first = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
     second = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
-    for start in range(0, share, ROWS):
+    for start in tl.range(0, share, ROWS, num_stages=STAGES):
         pixel = part * share + start + tl.arange(0, ROWS)
         there = pixel < pixels
         if MASKED:
@@ -151,9 +154,9 @@ def _normalise(
             tl.store(running_var + channel, old_var + moved * (unbiased - old_var), mask=valid)
             if tl.program_id(1) == 0:
                 tl.store(batches + client, tl.load(batches + client) + tl.where(count > 1, 1, 0))
-    scale = tl.load(weight + channel, mask=valid, other=0.0) / tl.sqrt(var + eps)
+    scale = tl.load(weight + channel, mask=valid, other=0.0) * (1 / tl.sqrt(var + eps))
     offset = tl.load(bias + channel, mask=valid, other=0.0) - mean * scale
-    for start in range(0, share, ROWS):
+    for start in tl.range(0, share, ROWS, num_stages=STAGES):
         pixel = part * share + start + tl.arange(0, ROWS)
         place = pixel[:, None] * channels + channel[None, :]
         there = (pixel < pixels)[:, None] & valid[None, :]
@@ -165,11 +168,25 @@ def _normalise(
         tl.store(out + place, value.to(out.dtype.element_ty), mask=there)
 
 
+@triton.jit
+def _line(statistics, weight, bias, channel, valid, channels):
+    """Return mean and 1/σ of each channel, and slope and offset of the normalisation as a function of x.
+
+    Without a shortcut, they say where ReLU is active, which spares the backward pass a tensor to read.
+    """
+    mean = tl.load(statistics + channel, mask=valid, other=0.0)
+    inverse = tl.load(statistics + channels + channel, mask=valid, other=0.0)
+    scale = tl.load(weight + channel, mask=valid, other=0.0) * inverse
+    return mean, inverse, scale, tl.load(bias + channel, mask=valid, other=0.0) - mean * scale
+
+
 @triton.jit(do_not_specialize=["pixels", "share"])
 def _slope_moments(
     grad,
     out,
     x,
+    weight,
+    bias,
     statistics,
     sums,
     slope,
@@ -189,20 +206,21 @@ def _slope_moments(
     part, client = tl.program_id(0), tl.program_id(2)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     valid, channel = column < features, client * features + column
-    mean = tl.load(statistics + channel, mask=valid, other=0.0)
-    inverse = tl.load(statistics + channels + channel, mask=valid, other=0.0)
+    mean, inverse, scale, offset = _line(statistics, weight, bias, channel, valid, channels)
     first = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
     second = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
-    for start in range(0, share, ROWS):
+    for start in tl.range(0, share, ROWS, num_stages=STAGES):
         pixel = part * share + start + tl.arange(0, ROWS)
         place = pixel[:, None] * channels + channel[None, :]
         there = (pixel < pixels)[:, None] & valid[None, :]
-        dz = tl.load(grad + place, mask=there, other=0.0).to(tl.float32)
-        if RELU:
-            dz = tl.where(tl.load(out + place, mask=there, other=0.0) <= 0, 0.0, dz)
-        if SHORTCUT:
-            tl.store(slope + place, dz.to(slope.dtype.element_ty), mask=there)
         value = tl.load(x + place, mask=there, other=0.0).to(tl.float32)
+        dz = tl.load(grad + place, mask=there, other=0.0).to(tl.float32)
+        if SHORTCUT:
+            if RELU:
+                dz = tl.where(tl.load(out + place, mask=there, other=0.0) <= 0, 0.0, dz)
+            tl.store(slope + place, dz.to(slope.dtype.element_ty), mask=there)
+        elif RELU:
+            dz = tl.where(value * scale[None, :] + offset[None, :] <= 0, 0.0, dz)
         first += dz
         second += dz * (value - mean[None, :]) * inverse[None, :]
     slot = sums + part * 2 * channels + channel
@@ -213,9 +231,9 @@ def _slope_moments(
 @triton.jit(do_not_specialize=["pixels", "area", "batch", "parts", "share"])
 def _slopes(
     grad,
-    out,
     x,
     weight,
+    bias,
     real,
     statistics,
     sums,
@@ -236,7 +254,10 @@ def _slopes(
     PARTS: tl.constexpr,
     BATCH: tl.constexpr,
 ):
-    """dx = weight / σ · (dz − (Σ dz + x̂ Σ dz · x̂) / count); padding has only the term dz."""
+    """dx = weight / σ · (dz − (Σ dz + x̂ Σ dz · x̂) / count); padding has only the term dz.
+
+    `grad` is dz, or with RELU the gradient behind it.
+    """
     part, client = tl.program_id(0), tl.program_id(2)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     valid, channel = column < features, client * features + column
@@ -245,18 +266,17 @@ def _slopes(
     if part == 0:
         tl.store(dbias + channel, first, mask=valid)
         tl.store(dweight + channel, second, mask=valid)
-    mean = tl.load(statistics + channel, mask=valid, other=0.0)
-    inverse = tl.load(statistics + channels + channel, mask=valid, other=0.0)
-    scale = tl.load(weight + channel, mask=valid, other=0.0) * inverse
+    mean, inverse, scale, offset = _line(statistics, weight, bias, channel, valid, channels)
     share_of_one = tl.where(count > 1, 1 / count, 0.0)
-    for start in range(0, share, ROWS):
+    for start in tl.range(0, share, ROWS, num_stages=STAGES):
         pixel = part * share + start + tl.arange(0, ROWS)
         place = pixel[:, None] * channels + channel[None, :]
         there = (pixel < pixels)[:, None] & valid[None, :]
+        value = tl.load(x + place, mask=there, other=0.0).to(tl.float32)
         dz = tl.load(grad + place, mask=there, other=0.0).to(tl.float32)
         if RELU:
-            dz = tl.where(tl.load(out + place, mask=there, other=0.0) <= 0, 0.0, dz)
-        hat = (tl.load(x + place, mask=there, other=0.0).to(tl.float32) - mean[None, :]) * inverse[None, :]
+            dz = tl.where(value * scale[None, :] + offset[None, :] <= 0, 0.0, dz)
+        hat = (value - mean[None, :]) * inverse[None, :]
         through = (first[None, :] + hat * second[None, :]) * share_of_one
         if MASKED:
             seen = tl.load(real + client * batch + pixel // area, mask=pixel < pixels, other=0) != 0
@@ -318,26 +338,26 @@ class StackedNorm(torch.autograd.Function):
             momentum, TRAINING=True, MASKED=real is not None, SHORTCUT=shortcut is not None, RELU=relu, **shape.tile,
             **shape.adding,
         )  # fmt: skip
-        ctx.save_for_backward(x, weight, statistics, out if relu else None, real)
-        ctx.shape, ctx.shortcut = shape, shortcut is not None
+        ctx.save_for_backward(x, weight, bias, statistics, out if relu and shortcut is not None else None, real)
+        ctx.shape, ctx.relu, ctx.shortcut = shape, relu, shortcut is not None
         return out
 
     @staticmethod
     @without_second_derivative
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of the input, the weight, the bias and the shortcut."""
-        x, weight, statistics, out, real = ctx.saved_tensors
-        grad, shape, relu = _channels_last(grad), ctx.shape, out is not None
+        x, weight, bias, statistics, out, real = ctx.saved_tensors
+        grad, shape, relu = _channels_last(grad), ctx.shape, ctx.relu
         sums, dx = shape.sums(x), torch.empty_like(x)
         dweight, dbias = torch.empty_like(weight), torch.empty_like(weight)
         slope = torch.empty_like(x) if ctx.shortcut else None
         _slope_moments[shape.grid](
-            grad, out, x, statistics, sums, slope, shape.pixels, shape.features, shape.channels, shape.share,
-            SHORTCUT=ctx.shortcut, RELU=relu, **shape.tile,
+            grad, out, x, weight, bias, statistics, sums, slope, shape.pixels, shape.features, shape.channels,
+            shape.share, SHORTCUT=ctx.shortcut, RELU=relu, **shape.tile,
         )  # fmt: skip
         sizes = shape.pixels, shape.area, shape.batch, shape.features, shape.channels
         _slopes[shape.grid](
-            grad if slope is None else slope, out, x, weight, real, statistics, sums, dx, dweight, dbias, *sizes,
+            grad if slope is None else slope, x, weight, bias, real, statistics, sums, dx, dweight, dbias, *sizes,
             shape.parts, shape.share, MASKED=real is not None, RELU=relu and slope is None, **shape.tile,
             **shape.adding,
         )  # fmt: skip
