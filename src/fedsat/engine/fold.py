@@ -15,14 +15,14 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import get_gradient_edge
 from torch.func import functional_call
 from torch.nn import functional
 
 from fedsat.algorithms import Outputs
+from fedsat.engine.chain import Chain
 from fedsat.engine.kernels import triton_module
 from fedsat.engine.kernels.quick import QuickAvgPool2d, QuickTanh
-from fedsat.engine.network import Aside, Factors, last_layer_input
+from fedsat.engine.network import Aside, Factors, bias_slope, last_layer_input
 from fedsat.engine.norms import FoldedBatchNorm, FoldedBatchNormRelu, FoldedGroupNorm, FoldedGroupNormRelu
 from fedsat.models.norms import BatchNormRelu, GroupNormRelu
 from fedsat.tree import Tree
@@ -44,24 +44,37 @@ class FoldedLinear(nn.Linear):
             raise CannotFoldError("a linear layer is applied to more than one feature axis")
         # W xᵀ rather than x Wᵀ: the gradient then has the memory layout of W, and the update is one contiguous pass.
         columns = input.reshape(len(input), clients, -1).permute(1, 2, 0)
-        factors = self.aside.factors if self.weight.requires_grad else None
-        if factors is not None and (columns.requires_grad or (self.bias is not None and self.bias.requires_grad)):
-            out = self._product(self.weight.detach(), columns)
-            # The edge, not the tensor, because later operations may change the tensor in place.
-            factors.append(Factors(self.weight, columns.detach(), get_gradient_edge(out)))
+        if self.aside.factors is None:
+            bias = None if self.bias is None else self.bias.unsqueeze(2)
+            if bias is not None and bias.requires_grad and not columns.is_cuda:
+                # On a CPU, torch sums the gradient of a broadcast bias in an order that depends on the number of
+                # clients.
+                bias = torch.bmm(bias, columns.new_ones(len(columns), 1, columns.shape[2]))
+            out = torch.bmm(self.weight, columns) if bias is None else torch.baddbmm(bias, self.weight, columns)
         else:
-            out = self._product(self.weight, columns)
+            out = _leaving_factors(self.weight, self.bias, columns, self.aside.factors)
         return out.permute(2, 0, 1).flatten(1)
 
-    def _product(self, weight: Tensor, columns: Tensor) -> Tensor:
-        """Return W x + b for each client, [S, out, B]."""
-        if self.bias is None:
-            return torch.bmm(weight, columns)
-        bias = self.bias.unsqueeze(2)
-        if bias.requires_grad and not columns.is_cuda:
-            # On a CPU, torch sums the gradient of a broadcast bias in an order that depends on the number of clients.
-            bias = torch.bmm(bias, columns.new_ones(len(columns), 1, columns.shape[2]))
-        return torch.baddbmm(bias, weight, columns)
+
+class _LeavingFactors(torch.autograd.Function):
+    """W x + b for each client, [S, out, B]; the backward pass leaves the factors of the gradient of W."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, bias: Tensor | None, columns: Tensor, factors: list[Factors]) -> Tensor:
+        ctx.save_for_backward(weight, columns)
+        ctx.factors = factors
+        return torch.bmm(weight, columns) if bias is None else torch.baddbmm(bias.unsqueeze(2), weight, columns)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        weight, columns = ctx.saved_tensors
+        needs_weight, needs_bias, needs_columns, _ = ctx.needs_input_grad
+        if needs_weight:
+            ctx.factors.append(Factors(weight, columns, grad))
+        return None, bias_slope(grad) if needs_bias else None, weight.mT.bmm(grad) if needs_columns else None, None
+
+
+_leaving_factors = cast("Callable[..., Tensor]", _LeavingFactors.apply)
 
 
 def _grouped(function: Callable[..., Tensor], layer: Any, x: Tensor) -> Tensor:
@@ -170,11 +183,14 @@ class FoldedNetwork:
         self._training = fold(module, self._aside, order, training=True)
         self._evaluating = fold(module, Aside(), order, training=False)
         self._features = features
+        self._chain = None if features or half else Chain.of(module)
         # Checking for tied weights in every call would take longer than a small layer.
         self._tied = len(list(module.named_parameters(remove_duplicate=False))) > len(list(module.parameters()))
 
     def __call__(self, params: Tree, buffers: Tree, x: Tensor) -> Outputs:
         """Run in evaluation mode; `buffers` do not change."""
+        if self._chain is not None and self._chain.suits(x):
+            return self._chain(params, buffers, x)
         return self._run(self._evaluating, params, buffers, x)
 
     def train(
@@ -187,8 +203,10 @@ class FoldedNetwork:
     ) -> Outputs:
         """Run in training mode and update the running statistics in `buffers`; `real` marks padding, if any.
 
-        Where it is faster, gradients of weights are appended to `factors` instead of being computed.
+        Where it is faster, the backward pass appends gradients of weights to `factors` instead of computing them.
         """
+        if self._chain is not None and self._chain.suits(x):
+            return self._chain(params, buffers, x, factors)
         self._aside.real = real
         self._aside.factors = None if x.is_cuda or self._half else factors
         try:

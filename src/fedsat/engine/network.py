@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge
 from torch.func import functional_call
 from torch.nn import functional
 
@@ -27,8 +26,16 @@ class Factors:
     """[S, out, in]."""
     columns: Tensor
     """[S, in, B]."""
-    out: GradientEdge
-    """The position of ∂L/∂out, [S, out, B], in the graph."""
+    slope: Tensor
+    """∂L/∂out, [S, out, B]."""
+
+
+def bias_slope(slope: Tensor) -> Tensor:
+    """Return ∂L/∂b [S, out] from ∂L/∂out [S, out, B], added in an order that does not depend on the number of clients.
+
+    On a CPU, the order of `sum` does.
+    """
+    return torch.bmm(slope, slope.new_ones(len(slope), slope.shape[2], 1)).squeeze(2)
 
 
 @dataclass
@@ -38,7 +45,7 @@ class Aside:
     real: Tensor | None = None
     """Mask of the real samples of the batch, [S, B]; None if there is no padding."""
     factors: list[Factors] | None = None
-    """List to which linear layers append the factors of their gradients; None to compute gradients directly."""
+    """List to which linear layers append the factors of their gradients in the backward pass, if not None."""
 
 
 class ModuleNetwork:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache, partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -116,9 +116,8 @@ def descend_in_place(
     Gradients given as factors are multiplied and added to the weights in one operation. On a CPU, storing the gradient
     first would cost as much time as the product itself. On a GPU, `factors` is empty.
     """
-    targets: list[Any] = [*params.values(), *(product.out for product in factors)]  # tensors and edges
-    grads = torch.autograd.grad(costs.sum(), targets, allow_unused=True)
-    formed = {name: grad for name, grad in zip(params, grads, strict=False) if grad is not None}
+    grads = torch.autograd.grad(costs.sum(), list(params.values()), allow_unused=True)
+    formed = {name: grad for name, grad in zip(params, grads, strict=True) if grad is not None}
     with torch.no_grad():
         for group in groups:
             own, lr = group.own(params), group.task.lr
@@ -127,7 +126,6 @@ def descend_in_place(
                 add_in_place(list(own.values()), [pull[name] for name in own], -lr)
             if formed:
                 add_in_place([own[name] for name in formed], list(group.own(formed).values()), -lr)
-            for product, grad in zip(factors, grads[len(params) :], strict=True):
-                if grad is not None:
-                    rows = product.columns[group.place].transpose(1, 2)
-                    product.weight[group.place].baddbmm_(grad[group.place], rows, alpha=-float(lr))
+            for product in factors:
+                rows = product.columns[group.place].transpose(1, 2)
+                product.weight[group.place].baddbmm_(product.slope[group.place], rows, alpha=-float(lr))
