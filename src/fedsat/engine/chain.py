@@ -31,6 +31,9 @@ SLOPES: dict[type[nn.Module], Callable[[Any], Slope]] = {
 }
 """The activations of which the output determines the derivative."""
 
+PARTS = {nn.Flatten, nn.Identity, nn.Linear, *SLOPES}
+"""The modules of which a chain consists."""
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -134,6 +137,8 @@ def _recomputed(
 
 def _traced(module: nn.Module) -> tuple[list[Layer], bool] | None:
     """Return the layers of a chain and whether it flattens its input first; None if `module` is not a chain."""
+    if any(type(part) not in PARTS for part in module.modules() if not list(part.children())):
+        return None
     try:
         graph = fx.Tracer().trace(module)
     except Exception:  # a module that fx cannot trace may raise anything
