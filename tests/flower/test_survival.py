@@ -21,6 +21,8 @@ from fedsat.experiment.sealed import DamagedError, read_sealed, write_sealed
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedsat[flower]'")
 
+from flwr.app import Context, RecordDict
+
 from fedsat.flower.memory import Memory
 from fedsat.flower.messages import RunSpec
 from fedsat.flower.server import prepare
@@ -121,6 +123,65 @@ def test_nodes_without_numbers_stay_the_clients_that_they_were(clouds: Path, tmp
     assert not [note for note in run.records[1].left_out if note["stage"] == "train"]
 
 
+def join(grid: FaultyNodes, clouds: Path, client: int, state: Path) -> int:
+    return grid.join({"dataset": str(clouds), "partition-id": client, "state": str(state)})
+
+
+def test_a_number_belongs_to_its_key(clouds: Path, tmp_path: Path) -> None:
+    """Another key that claims a client's number is refused while its node is gone, and after the server's restart."""
+    config, disk = configure(clouds, algorithm="scaffold", per_round=CLIENTS), tmp_path / "disk"
+    terms = Terms(timeout=5, wait=0.3)
+    grid = nodes(clouds, disk)
+    run = prepare(grid, config, terms, tmp_path / "run")
+    run.run_round()
+    grid.leave(next(iter(grid.contexts)) + 2)
+    thief = join(grid, clouds, 2, tmp_path / "thief")
+    run.run_round()
+    assert 2 not in run.records[1].clients
+    assert f"node {thief} cannot participate: client 2 belongs to a node with another key" in str(
+        [note["why"] for note in run.records[1].left_out]
+    )
+    owner = join(grid, clouds, 2, disk / "2")
+    run.run_round()
+    assert (2 in run.records[2].clients, (thief, "train") in grid.requests) == (True, False)
+    del run
+
+    grid = nodes(clouds, disk, [0, 1, 3])
+    grid._started += owner  # the IDs of later nodes are new
+    thief = join(grid, clouds, 2, tmp_path / "thief")
+    unnumbered = grid.join({"folder": str(clouds), "state": str(tmp_path / "unnumbered")})
+    run = train(prepare(grid, config, terms, tmp_path / "run"))
+    assert sorted(run.records[3].clients) == [0, 1, 3]
+    assert not {(thief, "train"), (unnumbered, "train")} & set(grid.requests)
+    assert "every client belongs to a node with another key" in str(run.records[3].left_out)
+
+
+def test_the_place_of_a_lost_node_is_given_away_on_purpose_only(clouds: Path, tmp_path: Path) -> None:
+    config, disk = configure(clouds, algorithm="scaffold", per_round=CLIENTS, rounds=3), tmp_path / "disk"
+    begun(config, clouds, tmp_path, rounds=1, terms=Terms(timeout=5, wait=5))
+    grid = nodes(clouds, disk, [0, 2, 3])
+    grid._started += CLIENTS
+    new = join(grid, clouds, 1, tmp_path / "new")
+    run = prepare(grid, config, Terms(timeout=5, wait=0.3, replace="1"), tmp_path / "run")
+    run.run_round()
+    assert 1 in run.records[1].clients
+    assert run.setup.engine.remembered()["owners"]["1"] == new
+    assert any("it lost its state" in note["why"] for note in run.records[1].left_out)
+    assert Terms(replace="2, 5").replaceable(9) == {2, 5}
+    assert Terms(replace="all").replaceable(3) == {0, 1, 2}
+    with pytest.raises(fedsat.UsageError, match=r"terms.replace is 'two'; it must be numbers of clients such as 2,5"):
+        Terms(replace="two")
+
+
+def test_a_key_of_flower_keeps_its_number_without_its_state(clouds: Path, tmp_path: Path) -> None:
+    """The SuperLink gives a node key the same node ID after every start, so its node may have lost its disk."""
+    config, disk = configure(clouds, algorithm="scaffold", per_round=CLIENTS, rounds=3), tmp_path / "disk"
+    begun(config, clouds, tmp_path, rounds=1)
+    (disk / "1").rename(tmp_path / "lost")
+    run = resumed(config, nodes(clouds, disk), tmp_path)
+    assert 1 in run.records[1].clients
+
+
 def test_what_the_nodes_said_at_first_stays_valid(clouds: Path, tmp_path: Path) -> None:
     """The normalisation is that of all nodes, although one of them is missing when the server starts again."""
     terms = Terms(timeout=5, wait=0.2, test="nodes", class_names="0,1,2")
@@ -188,19 +249,23 @@ def test_files_of_a_node(tmp_path: Path) -> None:
     def state(number: int) -> Any:
         return {"v": {"w": torch.full((2,), float(number))}, "empty": {}}
 
-    with Files.locked(tmp_path, RUN) as files:
-        memory = Memory(files)
+    context = Context(0, 1, {"state": str(tmp_path)}, RecordDict(), {})
+    with Memory.of(context, RUN) as memory:
         memory.store(3, 1, state(1))
         memory.store(3, 2, state(2))
-        memory.spent, memory.labels = {0.1: 2}, torch.tensor([4, -1])
+        with memory.account() as account:
+            account.spend({0.1: 2})
+            account.labels, account.masked = torch.tensor([4, -1]), 7
+        with pytest.raises(ZeroDivisionError), memory.account() as account:
+            account.spend({0.1: 1 // 0})
         secret = memory.secret
     (tmp_path / RUN / "round-000009.safetensors.part").touch()  # left by a killed process
-    with Files.locked(tmp_path, RUN) as files:
-        memory = Memory(files)
+    with Memory.of(context, RUN) as memory:
         assert memory.client == 3
-        assert memory.spent == {0.1: 2}
-        assert memory.labels is not None
-        assert memory.labels.tolist() == [4, -1]
+        with memory.account() as account:
+            assert (account.spent, account.masked) == ({0.1: 2}, 7)
+            assert account.labels is not None
+            assert account.labels.tolist() == [4, -1]
         assert memory.secret == secret
         loaded = memory.load(1)
         assert loaded is not None
@@ -208,8 +273,17 @@ def test_files_of_a_node(tmp_path: Path) -> None:
         assert loaded["empty"] == {}
         assert memory.load(2) is None
     assert {path.name for path in (tmp_path / RUN).iterdir()} == {"memory.json", "lock"}
-    (tmp_path / RUN / "memory.json").write_text((tmp_path / RUN / "memory.json").read_text().replace("-1", "-2"))
-    with pytest.raises(DamagedError, match=r"checksum of memory\.json is wrong"), Files.locked(tmp_path, RUN):
+    with Memory.of(context, "e" * 32) as memory, memory.account() as account:
+        account.spend({0.1: 3, 0.2: 1})
+        assert (account.spent, account.spent_in_all) == ({0.1: 3, 0.2: 1}, {0.1: 5, 0.2: 1})
+        assert (account.labels, account.masked) == (None, 0)
+    index = tmp_path / "account" / "memory.json"
+    index.write_text(index.read_text().replace("-1", "-2"))
+    with (
+        pytest.raises(DamagedError, match=r"checksum of memory\.json is wrong"),
+        Memory.of(context, RUN) as memory,
+        memory.account(),
+    ):
         pass  # what was spent of its privacy must not be forgotten silently
 
 

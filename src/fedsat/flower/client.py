@@ -102,7 +102,9 @@ def handle(kind: str, content: RecordDict, context: Context) -> Message:
         raise MessageError(f"unknown message type {clean(kind)!r}")
     agreement = Agreement.of_node(context.node_config)
     agreement.check_message(size(content))
-    agreement.config_of(run_of(content).settings)
+    run = run_of(content)
+    agreement.check_classes(len(run.class_names))
+    agreement.config_of(run.settings)
     with agreement.limited():
         return HANDLERS[kind](content, context)
 
@@ -119,7 +121,7 @@ def hello(content: RecordDict, context: Context) -> NodeInfo:
         agreement.check_histogram("test = 'nodes'")
     with Memory.of(context, request.run.id) as memory:
         memory.reset()
-        secret, known = memory.secret, memory.client
+        secret, known, lasting = memory.secret, memory.client, memory.lasts
     if request.run.held_out:
         refuse_exact(config, "the test on held-out samples")
     if config.client_accuracy == "test-split":
@@ -141,6 +143,7 @@ def hello(content: RecordDict, context: Context) -> NodeInfo:
         validation=len(federation.validation[0]) if federation.validation else 0,
         tested=len(share.test) if request.run.held_out else 0,
         judged=len(config.privacy.judged(federation.judging_indices(0), config.seed, 0)),
+        lasting=lasting,
     )
 
 

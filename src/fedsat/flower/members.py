@@ -28,6 +28,9 @@ log = logging.getLogger("flwr")
 NOTES = 20
 """Largest number of notes on each client in a round."""
 
+WAITING = 4
+"""Largest number of nodes that wait for a place, by the number of clients."""
+
 PAUSE = 0.2
 """Seconds between polls while waiting for nodes."""
 
@@ -56,6 +59,8 @@ class Members:
     """What is told of the nodes to those who ask."""
     attempts: Attempts = field(default_factory=Attempts)
     """How often the requests of a private round were sent, also before the server was started again."""
+    replaceable: Set[int] = frozenset()
+    """The clients whose place a node with another key may take."""
     round: int = 0
     """The current round."""
     repeated: int = 0
@@ -63,9 +68,11 @@ class Members:
     nodes: dict[int, int] = field(default_factory=dict)
     """The node of each connected client."""
     infos: dict[int, NodeInfo] = field(default_factory=dict)
-    """The first introduction of each client that has ever been connected, with the key of its current node."""
+    """The first introduction of each client that has ever been connected, with the key of its last node."""
+    owners: dict[int, int] = field(default_factory=dict)
+    """The last node of each client. Where nodes have keys, the SuperLink always gives a key the same node."""
     turned_away: dict[int, str] = field(default_factory=dict)
-    """The nodes that refused to introduce themselves, or whose introduction was refused, and why."""
+    """The connected nodes that refused to introduce themselves, or whose introduction was refused, and why."""
     _greeted: set[int] = field(default_factory=set)
     _queue: dict[int, NodeInfo] = field(default_factory=dict)
     _silent: set[int] = field(default_factory=set)
@@ -191,13 +198,14 @@ class Members:
         self.exchange.forget(self._greeted - connected)
         self._greeted &= connected
         self._queue = {node: info for node, info in self._queue.items() if node in connected}
+        self.turned_away = {node: why for node, why in self.turned_away.items() if node in connected}
         self.exchange.post(connected - self._greeted, self.hello)
         self._greeted |= connected
-        for node, reply in self.exchange.collect().items():
-            self._introduce(node, reply)
         for node, info in list(self._queue.items()):
             if self._admit(node, info):
                 del self._queue[node]
+        for node, reply in self.exchange.collect().items():
+            self._introduce(node, reply)
         self.presence.write()
 
     def agree_on_shape(self) -> None:
@@ -246,6 +254,10 @@ class Members:
                 raise MessageError(reply.why)
             info = NodeInfo.unpack(reply, LARGEST_INFO)
             check_info(info, self.hello.run, self.clients)
+            if self._admit(node, info):
+                return
+            if len(self._queue) >= WAITING * self.clients:
+                raise RefusedError("enough nodes are waiting to become clients")
             self._queue[node] = info
         except (RefusedError, MessageError) as error:
             self._turn_away(node, error)
@@ -257,18 +269,19 @@ class Members:
     def _admit(self, node: int, info: NodeInfo) -> bool:
         """Make a node a client; return False if it has to wait.
 
-        It waits while the client has another node, unless that is silent. If this node knows the other's secret, it is
-        the same node, whose process has started again.
+        It waits while the client has another node, unless that is silent. If this node has the other's key, it is the
+        same node, whose process has started again.
         """
-        free = [client for client in range(self.clients) if client not in self.nodes]
-        if info.number >= 0:
-            known = self.infos.get(info.number)
-            again = known is not None and known.key == info.key
-            taken = info.number in self.nodes and info.number not in self._silent and not again
-            free = [] if taken else [info.number]
+        wanted = range(self.clients) if info.number < 0 else [info.number]
+        allowed = [client for client in wanted if self._may_be(client, node, info)]
+        if not allowed:
+            whose = "every client belongs" if info.number < 0 else f"client {info.number} belongs"
+            self._turn_away(node, RefusedError(f"{whose} to a node with another key (see replace)"))
+            return True
+        free = [client for client in allowed if self._is_free(client, info)]
         if not free:
             return False
-        client = next((client for client in free if client not in self.infos), free[0])
+        client = min(free, key=lambda client: (not self._has_key(client, info), client in self.infos))
         first = self.infos.get(client)
         try:
             if self.shape is not None and info.shape != self.shape:
@@ -284,6 +297,24 @@ class Members:
             log.info("client %d is node %d", client, node)
         self.nodes[client] = node
         self.presence.see(client, "here", node)
-        self.infos[client] = info if first is None else replace(first, key=info.key)
+        self.infos[client] = info if first is None else replace(first, key=info.key, lasting=info.lasting)
+        self.owners[client] = node
         self._silent.discard(client)
         return True
+
+    def _may_be(self, client: int, node: int, info: NodeInfo) -> bool:
+        """Whether a client belongs to a node: it does once a node that keeps its key has been this client."""
+        known = self.infos.get(client)
+        if known is None or not known.lasting or client in self.replaceable:
+            return True
+        return known.key == info.key or self.owners.get(client) == node
+
+    def _is_free(self, client: int, info: NodeInfo) -> bool:
+        """Whether a client has no node, or one that does not reply or has been started again."""
+        if client not in self.nodes:
+            return True
+        return client == info.number and (client in self._silent or self._has_key(client, info))
+
+    def _has_key(self, client: int, info: NodeInfo) -> bool:
+        known = self.infos.get(client)
+        return known is not None and known.key == info.key

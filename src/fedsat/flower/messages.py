@@ -165,12 +165,14 @@ class NodeInfo(Message):
     """If samples are held out: their number."""
     judged: int = 0
     """The number of samples about which it reports as a worker."""
+    lasting: bool = False
+    """Whether the node keeps its key on disk, so that its number belongs to this key for the whole run."""
 
     name: ClassVar[str] = "node_info"
 
     def envelope(self) -> Envelope:
         """Return the content of the message."""
-        values = {"number": self.number, "shape": list(self.shape), "key": self.key}
+        values = {"number": self.number, "shape": list(self.shape), "key": self.key, "lasting": self.lasting}
         numbers = {"samples": self.samples, "validation": self.validation}
         numbers |= {"tested": self.tested, "judged": self.judged}
         return Envelope(values, numbers, {"moments": self.moments, "class_counts": self.class_counts})
@@ -188,6 +190,7 @@ class NodeInfo(Message):
             envelope.whole("validation"),
             envelope.whole("tested"),
             envelope.whole("judged"),
+            envelope.flag("lasting"),
         )
 
 

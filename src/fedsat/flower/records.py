@@ -23,7 +23,7 @@ from fedsat.algorithms import Model
 from fedsat.errors import FedsatError
 from fedsat.tree import State, Tree
 
-VERSION = 7
+VERSION = 8
 """Increases whenever a message changes. A server and nodes with different versions refuse each other."""
 
 HEAD, NUMBERS, REQUEST = "fedsat", "numbers", "request"

@@ -304,7 +304,8 @@ class RemoteEngine:
         """Return what the server knows about the nodes."""
         members = self._members
         assert members.shape is not None
-        return Known(self._run, vars(self._terms), members.shape, members.infos, self._workers.labels).to_json()
+        infos, labels, owners = members.infos, self._workers.labels, members.owners
+        return Known(self._run, vars(self._terms), members.shape, infos, labels, owners).to_json()
 
     def notes(self) -> dict[str, Any]:
         """Return the bytes of the evaluation, and which clients were left out and why."""

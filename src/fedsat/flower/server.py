@@ -161,10 +161,11 @@ def assemble(
         terms.retries,
         Presence(out),
         Attempts(out if config.privacy.active else None),
+        terms.replaceable(config.clients),
     )
     if known is not None:
         known.check(run, terms)
-        members.shape, members.infos = known.shape, dict(known.infos)
+        members.shape, members.infos, members.owners = known.shape, dict(known.infos), dict(known.owners)
     _gather(members, config, terms)
     assert members.shape is not None
     infos = list(members.infos.values())
