@@ -26,8 +26,10 @@ from flwr.app import Context, RecordDict
 from fedsat.flower import masks
 from fedsat.flower.agreement import Agreement, AgreementError
 from fedsat.flower.client import answer, handle
-from fedsat.flower.messages import Evaluate, EvaluateWorker, Hello, Refused, RunSpec, Train, Trained
+from fedsat.flower.evaluation_messages import Evaluate, EvaluateWorker
+from fedsat.flower.messages import Hello, Refused, Train, Trained
 from fedsat.flower.records import Message
+from fedsat.flower.run_spec import RunSpec
 from tests.support.faulty_nodes import LENIENT
 
 CLASSES = tuple("0123456789")

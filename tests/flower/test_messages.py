@@ -19,21 +19,13 @@ from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 
 from fedsat.flower import masks
 from fedsat.flower.client import handle
+from fedsat.flower.evaluation_messages import Evaluate, Evaluated, EvaluateWorker, WorkerCounts
 from fedsat.flower.influence import pooled_moments
 from fedsat.flower.memory import Memory
-from fedsat.flower.messages import (
-    Evaluate,
-    Evaluated,
-    EvaluateWorker,
-    Hello,
-    NodeInfo,
-    RunSpec,
-    Train,
-    Trained,
-    WorkerCounts,
-)
+from fedsat.flower.messages import Hello, NodeInfo, Train, Trained
 from fedsat.flower.node_data import federation_of, load_share
 from fedsat.flower.records import Message, MessageError, size
+from fedsat.flower.run_spec import RunSpec
 from fedsat.flower.secure_messages import Introduce, Introduced, Reveal, Revealed, Share, Shared
 from fedsat.flower.server import read_run_config
 from fedsat.flower.terms import Terms

@@ -31,9 +31,11 @@ import fedsat.flower.client
 import fedsat.flower.remote
 from fedsat.flower.agreement import Agreement
 from fedsat.flower.client import answer
+from fedsat.flower.evaluation_messages import WorkerCounts
 from fedsat.flower.memory import Memory
-from fedsat.flower.messages import Hello, Refused, RunSpec, Train, Trained, WorkerCounts
+from fedsat.flower.messages import Hello, Refused, Train, Trained
 from fedsat.flower.records import Message
+from fedsat.flower.run_spec import RunSpec
 from fedsat.flower.server import prepare
 from fedsat.flower.stores import RUNS
 from fedsat.flower.terms import Terms

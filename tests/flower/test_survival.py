@@ -24,7 +24,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedsat
 from flwr.app import Context, RecordDict
 
 from fedsat.flower.memory import Memory
-from fedsat.flower.messages import RunSpec
+from fedsat.flower.run_spec import RunSpec
 from fedsat.flower.server import prepare
 from fedsat.flower.stores import RUNS, Files
 from fedsat.flower.terms import Terms

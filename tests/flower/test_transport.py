@@ -17,7 +17,8 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedsat.flower import exchange as exchanges
 from fedsat.flower import transport as transports
 from fedsat.flower.exchange import Exchange
-from fedsat.flower.messages import Hello, RunSpec
+from fedsat.flower.messages import Hello
+from fedsat.flower.run_spec import RunSpec
 from fedsat.flower.transport import Failure, GridTransport
 from tests.support.faulty_nodes import wait_until
 

@@ -26,23 +26,13 @@ from fedsat.experiment.environment import pick_device
 from fedsat.flower import masks
 from fedsat.flower.agreement import Agreement, AgreementError
 from fedsat.flower.checks import RefusedError, check_tree
+from fedsat.flower.evaluation_messages import Evaluate, Evaluated, EvaluateWorker, WorkerCounts
 from fedsat.flower.memory import Memory
-from fedsat.flower.messages import (
-    Evaluate,
-    Evaluated,
-    EvaluateWorker,
-    Hello,
-    NodeInfo,
-    Refused,
-    RunSpec,
-    Train,
-    Trained,
-    WorkerCounts,
-    run_of,
-)
+from fedsat.flower.messages import Hello, NodeInfo, Refused, Train, Trained
 from fedsat.flower.node_data import NodeConfig, federation_of, load_share, number_of
 from fedsat.flower.records import Message, MessageError, Stamp, clean, size
 from fedsat.flower.reporting import charge, refuse_exact, report
+from fedsat.flower.run_spec import RunSpec, run_of
 from fedsat.flower.secure_messages import Introduce, Reveal, Share
 from fedsat.flower.secure_node import introduce, masked, refuse_count, reveal, share
 from fedsat.metrics import Detail, accuracy_by_client, expected_accuracy

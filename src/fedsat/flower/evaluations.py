@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from fedsat.flower.checks import check_accuracies, check_confusion, check_histograms, check_losses
+from fedsat.flower.evaluation_messages import Evaluate, Evaluated
 from fedsat.flower.influence import damped_confusion, damped_histograms, limit
 from fedsat.flower.members import Members
-from fedsat.flower.messages import Evaluate, Evaluated
 from fedsat.metrics import Evaluation
 from fedsat.metrics.histograms import BINS
 from fedsat.tree import Tree

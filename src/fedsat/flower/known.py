@@ -11,7 +11,8 @@ from torch import Tensor
 
 from fedsat.errors import UsageError
 from fedsat.experiment.sealed import DamagedError
-from fedsat.flower.messages import NodeInfo, RunSpec
+from fedsat.flower.messages import NodeInfo
+from fedsat.flower.run_spec import RunSpec
 from fedsat.flower.terms import Terms
 from fedsat.tree import Tree
 

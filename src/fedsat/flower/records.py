@@ -129,6 +129,16 @@ def state_trees(prefix: str, state: State) -> dict[str, Tree]:
     return {f"{prefix}/{name}": tree for name, tree in state.items()}
 
 
+def packed_bytes(content: Mapping[int, bytes]) -> str:
+    """Return bytes of clients as JSON."""
+    return json.dumps({client: part.hex() for client, part in content.items()})
+
+
+def unpacked_bytes(content: Any) -> dict[int, bytes]:
+    """Read the parsed JSON of `packed_bytes`."""
+    return {int(client): bytes.fromhex(part) for client, part in content.items()}
+
+
 class Message:
     """Base class of all messages."""
 

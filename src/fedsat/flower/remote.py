@@ -19,11 +19,13 @@ from fedsat.engine.evaluate import Counter
 from fedsat.errors import SkippedRoundError, TrainingError
 from fedsat.experiment.config import Config
 from fedsat.flower.checks import RefusedError, check_update
+from fedsat.flower.evaluation_messages import Evaluate
 from fedsat.flower.evaluations import MARGIN, Evaluations
 from fedsat.flower.influence import counted, damped_counts, limit
 from fedsat.flower.known import Known
 from fedsat.flower.members import Members
-from fedsat.flower.messages import Evaluate, RunSpec, Train, Trained
+from fedsat.flower.messages import Train, Trained
+from fedsat.flower.run_spec import RunSpec
 from fedsat.flower.secure_round import STAGE, SecureRound, check_masked
 from fedsat.flower.terms import Terms
 from fedsat.flower.worker_round import Workers

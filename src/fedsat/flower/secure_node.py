@@ -17,8 +17,9 @@ from fedsat.experiment.config import Config
 from fedsat.flower.agreement import Agreement, AgreementError
 from fedsat.flower.checks import RefusedError
 from fedsat.flower.memory import Memory
-from fedsat.flower.messages import Train, packed_bytes, unpacked_bytes
+from fedsat.flower.messages import Train
 from fedsat.flower.node_data import NodeConfig
+from fedsat.flower.records import packed_bytes, unpacked_bytes
 from fedsat.flower.secure_messages import (
     Introduce,
     Introduced,

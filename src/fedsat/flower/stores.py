@@ -17,8 +17,8 @@ from flwr.app import ConfigRecord, RecordDict
 from fedsat.experiment.client_states import read_state, write_state
 from fedsat.experiment.folder import speaking_of
 from fedsat.experiment.sealed import DamagedError, check_file, read_sealed, write_sealed
-from fedsat.flower.messages import RUN_ID
 from fedsat.flower.records import pack_tree, unpack_tree
+from fedsat.flower.run_spec import RUN_ID
 from fedsat.tree import State
 
 log = logging.getLogger("flwr")
