@@ -27,7 +27,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedsat
 
 from flwr.app import Context, RecordDict
 
-import fedsat.flower.client
+import fedsat.flower.node_engine
 import fedsat.flower.remote
 from fedsat.flower.agreement import Agreement
 from fedsat.flower.client import answer
@@ -58,8 +58,8 @@ def repeatable(purpose: str, *place: int) -> Source:
 
 @pytest.fixture
 def same_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    fedsat.flower.client._cached_engine.cache_clear()
-    monkeypatch.setattr(fedsat.flower.client, "secure", repeatable)
+    fedsat.flower.node_engine._cached_engine.cache_clear()
+    monkeypatch.setattr(fedsat.flower.node_engine, "secure", repeatable)
     monkeypatch.setattr(fedsat.flower.remote, "secure", repeatable)
 
 
