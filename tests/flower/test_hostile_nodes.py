@@ -24,7 +24,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from fedsat.flower import masks
 from fedsat.flower.influence import SPREAD, damped_confusion, damped_counts, limit, pooled_moments
-from fedsat.flower.members import WAITING
+from fedsat.flower.membership import WAITING
 from fedsat.flower.messages import NodeInfo
 from fedsat.flower.records import LONGEST_TEXT, MessageError, clean, unpack_array
 from fedsat.flower.server import prepare

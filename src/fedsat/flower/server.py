@@ -157,11 +157,11 @@ def assemble(
         Hello(run),
         config.clients,
         shape,
-        terms.min_fraction,
-        terms.retries,
         Presence(out),
-        Attempts(out if config.privacy.active else None),
         terms.replaceable(config.clients),
+        min_fraction=terms.min_fraction,
+        retries=terms.retries,
+        attempts=Attempts(out if config.privacy.active else None),
     )
     if known is not None:
         known.check(run, terms)
