@@ -43,8 +43,10 @@ def sleep(seconds: float) -> None:
 def main() -> None:
     """Run `flower-supernode`."""
     from fedsat.flower.admission import wait_until_admitted  # noqa: PLC0415 (`command` works without Flower)
+    from fedsat.flower.pulls import ask_again_soon  # noqa: PLC0415
 
     wait_until_admitted()
+    ask_again_soon()
     time.sleep = sleep  # type: ignore[assignment]
     (supernode,) = importlib.metadata.entry_points(group="console_scripts", name="flower-supernode")
     sys.argv[0] = "flower-supernode"
