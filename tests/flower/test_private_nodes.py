@@ -232,7 +232,7 @@ def test_a_node_keeps_to_its_own_budget(clouds: Path, tmp_path: Path) -> None:
     assert "this node's privacy" in run.records[2].left_out[0]["why"]
     open_ = federate(FaultyNodes(*careful), fedsat.configure(**table), terms)
     assert 0 not in open_.records[0].clients
-    assert "privacy must be 'local'" in open_.records[0].left_out[0]["why"]
+    assert "cannot participate: privacy must be 'local'" in open_.records[0].left_out[0]["why"]
 
 
 def test_a_server_cannot_make_a_node_forget_what_it_has_spent(clouds: Path, tmp_path: Path) -> None:

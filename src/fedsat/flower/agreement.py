@@ -28,6 +28,7 @@ from fedsat.experiment.legacy import modern_table
 from fedsat.flower.limits import memory_limit, time_limit
 from fedsat.options import Option, Registry, check, options_of
 from fedsat.rounds.ledger import Budget
+from fedsat.rounds.privacy import Local
 from fedsat.secure.shares import PEERS
 from fedsat.seeding import Indices
 
@@ -198,6 +199,8 @@ class Agreement:
             )
         if self.label and config.label not in (None, self.label):
             raise AgreementError(f"label is {config.label!r}; accepted: {self.label!r} (label)")
+        if self.budget and not isinstance(config.privacy, Local):
+            raise AgreementError("privacy must be 'local', because this node has a budget of its own (budget)")
         if config.client_accuracy == "test-split":
             self.check_histogram("client_accuracy = 'test-split' (or a look at the nodes' data)")
         return config

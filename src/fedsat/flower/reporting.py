@@ -48,8 +48,6 @@ def charge(config: Config, agreement: Agreement, memory: Memory, *, updates: int
     """Charge updates and reports on models to this node, or refuse to send them if a budget does not allow it."""
     privacy = config.privacy
     if not isinstance(privacy, Local):
-        if agreement.budget:
-            raise AgreementError("privacy must be 'local', because this node has a budget of its own (budget)")
         return
     with memory.account() as account:
         account.spend({privacy.dp_noise: updates})
