@@ -16,4 +16,4 @@ FIRST = 0.02
 def ask_again_soon() -> None:
     """Shorten the first pauses between attempts in this process and those that are forked from it."""
     for pull in (inflatable_utils.pull_objects, inflatable_utils.pull_and_inflate_object_from_tree):
-        pull.__kwdefaults__["initial_backoff"] = FIRST
+        pull.__kwdefaults__ = {**(pull.__kwdefaults__ or {}), "initial_backoff": FIRST}
