@@ -40,7 +40,7 @@ class Memory:
         """
         folder = context.node_config.get("state")
         if not folder:
-            yield Memory.within(context.state, run)
+            yield Memory.within(context.state)
             return
         parent = Path(str(folder)).expanduser()
 
@@ -54,10 +54,10 @@ class Memory:
             yield Memory(files, account)
 
     @staticmethod
-    def within(records: RecordDict, run: str = "") -> Memory:
-        """Return a memory that ends with these records."""
+    def within(records: RecordDict) -> Memory:
+        """Return a memory that ends with these records, which are those of one Flower run."""
         store = Records(records)
-        return Memory(store, lambda: Account.opened(run, nullcontext(store)))
+        return Memory(store, lambda: Account.opened("", nullcontext(store)))
 
     @property
     def lasts(self) -> bool:
