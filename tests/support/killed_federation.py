@@ -144,6 +144,6 @@ def results(folder: Path) -> dict[str, Any]:
 def wait_for(condition: Callable[[], bool], seconds: float) -> bool:
     """Wait until a condition holds, and return whether it does."""
     deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
+    while not (done := condition()) and time.monotonic() < deadline:
         time.sleep(0.02)
-    return condition()
+    return done
