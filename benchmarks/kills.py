@@ -19,6 +19,7 @@ import random
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,10 @@ def main() -> None:
     given = parser.parse_args()
     draw, settings = random.Random(given.seed), {**SETTINGS, "algorithm": given.algorithm, "rounds": given.rounds}
     print(f"load {os.getloadavg()[0]:.1f}\n")
-    with tempfile.TemporaryDirectory(prefix="fedsat-kills-") as folder:
+    with tempfile.TemporaryDirectory(prefix="fedsat-kills-") as folder, ExitStack() as stack:
         whole, killed = (make(Path(folder) / name, settings, tls=given.tls) for name in ("whole", "killed"))
+        for federation in (whole, killed):
+            stack.callback(federation.end)
         began = time.monotonic()
         whole.start()
         whole.finish()

@@ -79,6 +79,12 @@ class Federation(Progress):
         assert self.process.returncode == 0, printed
         return printed
 
+    def end(self) -> None:
+        """Terminate the run if it is still in progress."""
+        if self.process is not None and self.running:
+            self.process.terminate()
+            self.process.communicate()
+
     def kill(self, part: str, draw: random.Random) -> bool:
         """Kill a part with SIGKILL; return whether it was found."""
         assert self.process is not None
