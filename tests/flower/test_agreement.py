@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import signal
 import sys
 import tomllib
@@ -25,8 +26,10 @@ from flwr.app import Context, RecordDict
 from fedsat.flower import masks
 from fedsat.flower.agreement import Agreement, AgreementError
 from fedsat.flower.client import answer, handle
-from fedsat.flower.messages import Evaluate, EvaluateWorker, Hello, Refused, RunSpec, Train, Trained
+from fedsat.flower.evaluation_messages import Evaluate, EvaluateWorker
+from fedsat.flower.messages import Hello, Refused, Train, Trained
 from fedsat.flower.records import Message
+from fedsat.flower.run_spec import RunSpec
 from tests.support.faulty_nodes import LENIENT
 
 CLASSES = tuple("0123456789")
@@ -177,6 +180,23 @@ def test_large_messages_and_long_work_are_refused(tmp_path: Path) -> None:
     assert "takes longer than 0.2 s (max_seconds)" in why(work, agreed(tmp_path, max_seconds=0.2))
     assert signal.getsignal(signal.SIGALRM) is before
     assert signal.setitimer(signal.ITIMER_REAL, 0) == (0, 0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is limited on Linux only")
+def test_a_request_takes_no_more_memory_than_agreed(tmp_path: Path) -> None:
+    table = settings(model={"name": "mlp", "hidden": [5000, 5000]})  # 29 million parameters, 116 MB
+    work, before = Hello(run_of(table)), resource.getrlimit(resource.RLIMIT_DATA)
+    assert not Refused.sent_in(answer("query.hello", work.pack(), agreed(tmp_path, max_gigabytes=0.2)))
+    large = Train(run_of(table), 0, 1, 0, Model({}, {}), {}, False)
+    assert "needs more than 0.05 GB of memory (max_gigabytes)" in why(large, agreed(tmp_path, max_gigabytes=0.05))
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
+
+
+def test_many_classes_are_refused(tmp_path: Path) -> None:
+    names = tuple(map(str, range(10_001)))
+    run = RunSpec(settings(), names, False)
+    for message in (Hello(run), Evaluate(run, 0, "local", [])):
+        assert why(message, node()) == "classes is 10001; this node accepts at most 10000 (max_classes)"
 
 
 def test_small_samples_and_rare_classes(tmp_path: Path) -> None:

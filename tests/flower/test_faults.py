@@ -19,7 +19,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedsat
 
 from flwr.app import Array, ArrayRecord, RecordDict
 
-from fedsat.flower.messages import EvaluateWorker
+from fedsat.flower.evaluation_messages import EvaluateWorker
 from fedsat.flower.server import prepare
 from fedsat.flower.terms import Terms
 from fedsat.flower.transport import Request

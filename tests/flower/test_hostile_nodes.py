@@ -24,6 +24,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from fedsat.flower import masks
 from fedsat.flower.influence import SPREAD, damped_confusion, damped_counts, limit, pooled_moments
+from fedsat.flower.membership import WAITING
 from fedsat.flower.messages import NodeInfo
 from fedsat.flower.records import LONGEST_TEXT, MessageError, clean, unpack_array
 from fedsat.flower.server import prepare
@@ -330,7 +331,7 @@ def test_a_copy_of_another_nodes_reply_is_refused(clouds: Path) -> None:
     assert (client in (0, 1), why) == (True, "its reply does not answer this request")
 
 
-@pytest.mark.parametrize("key", ["00" * 32, "01" + "00" * 31, "ab", "xy" * 32, ""])
+@pytest.mark.parametrize("key", ["00" * 32, "01" + "00" * 31, "ab", "xy" * 32, "", "0" + " " * 10**6 + "9" * 63])
 def test_a_node_with_a_degenerate_key_does_not_stop_sums(key: str, clouds: Path) -> None:
     assert not masks.usable(key)
     config = configure(clouds, algorithm="fedsat", clients=6, per_round=2, workers=5, rounds=1)
@@ -344,6 +345,22 @@ def test_a_node_with_a_degenerate_key_does_not_stop_sums(key: str, clouds: Path)
     run = run_federation(grid, config, replace(QUICK, worker_counts="sums"))
     assert len(run.records[0].clients) >= 1
     assert "with which secrets can be agreed" in run.records[0].left_out[0]["why"]
+
+
+def test_a_crowd_of_nodes_takes_a_bounded_place(clouds: Path) -> None:
+    """Nodes that claim a number in use wait for it, but not more of them than the server has room for."""
+    grid = grid_of(clouds)
+    crowd = [grid.join(share(clouds, 0)) for _ in range(WAITING * CLIENTS + 3)]
+    run = prepare(grid, configure(clouds, rounds=2), QUICK)
+    members = run.setup.engine._members
+    assert len(members._queue) == WAITING * CLIENTS
+    assert list(members.turned_away.values()) == ["enough nodes are waiting to become clients"] * 3
+    for node in crowd:
+        grid.leave(node)
+    run.run_round()
+    assert not members._queue
+    assert not members.turned_away
+    assert sorted(run.records[0].clients) == [0, 1, 2, 3]
 
 
 def test_a_worker_with_unusable_masked_counts_is_left_out_of_the_sum(clouds: Path) -> None:

@@ -19,21 +19,13 @@ from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 
 from fedsat.flower import masks
 from fedsat.flower.client import handle
+from fedsat.flower.evaluation_messages import Evaluate, Evaluated, EvaluateWorker, WorkerCounts
 from fedsat.flower.influence import pooled_moments
 from fedsat.flower.memory import Memory
-from fedsat.flower.messages import (
-    Evaluate,
-    Evaluated,
-    EvaluateWorker,
-    Hello,
-    NodeInfo,
-    RunSpec,
-    Train,
-    Trained,
-    WorkerCounts,
-)
+from fedsat.flower.messages import Hello, NodeInfo, Train, Trained
 from fedsat.flower.node_data import federation_of, load_share
 from fedsat.flower.records import Message, MessageError, size
+from fedsat.flower.run_spec import RunSpec
 from fedsat.flower.secure_messages import Introduce, Introduced, Reveal, Revealed, Share, Shared
 from fedsat.flower.server import read_run_config
 from fedsat.flower.terms import Terms
@@ -97,7 +89,7 @@ def test_other_versions_and_other_messages_are_refused() -> None:
     with pytest.raises(MessageError, match="not a 'node_info' message"):
         NodeInfo.unpack(records)
     records.config_records["fedsat"]["version"] = 99
-    with pytest.raises(MessageError, match="message version 99, expected 7; install the same version"):
+    with pytest.raises(MessageError, match="message version 99, expected 8; install the same version"):
         Hello.unpack(records)
     with pytest.raises(MessageError, match="not a 'hello' message"):
         Hello.unpack(RecordDict())
@@ -149,21 +141,21 @@ def test_memory_continues_from_the_last_used_round() -> None:
     state = {number: {"v": {"w": torch.full((1, 2), float(number))}, "objective": {}} for number in (1, 2, 3)}
 
     def settled(used: int) -> Any:  # each message creates a new Memory on the same records
-        return plain(Memory(records).load(used))
+        return plain(Memory.within(records).load(used))
 
     assert settled(0) is None
-    Memory(records).store(0, 1, state[1])
+    Memory.within(records).store(0, 1, state[1])
     assert settled(1) == plain(state[1])
-    Memory(records).store(0, 2, state[2])  # arrives too late and is not used
+    Memory.within(records).store(0, 2, state[2])  # arrives too late and is not used
     assert settled(1) == plain(state[1])
-    Memory(records).store(0, 3, state[3])
+    Memory.within(records).store(0, 3, state[3])
     assert settled(3) == plain(state[3])
     assert settled(2) is None  # no longer stored
     assert settled(3) is None
-    secret = Memory(records).secret
-    assert Memory(records).secret == secret
-    Memory(records).reset()
-    assert Memory(records).secret != secret
+    secret = Memory.within(records).secret
+    assert Memory.within(records).secret == secret
+    Memory.within(records).reset()
+    assert Memory.within(records).secret != secret
 
 
 def test_pooled_moments_by_hand() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,10 @@ import pytest
 import torch
 
 import fedsat
+from fedsat.algorithms import Model
 from fedsat.errors import UsageError
 from fedsat.experiment import Run, train
+from fedsat.models import build_model
 from fedsat.rounds import Protection
 from fedsat.rounds.ledger import gaussian_epsilon
 from fedsat.rounds.noise import Source, seeded
@@ -21,13 +25,19 @@ from tests.support.faulty_nodes import LENIENT, FaultyNodes
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedsat[flower]'")
 
-from flwr.app import RecordDict
+from flwr.app import Context, RecordDict
 
-import fedsat.flower.client
+import fedsat.flower.node_engine
 import fedsat.flower.remote
+from fedsat.flower.agreement import Agreement
+from fedsat.flower.client import answer
+from fedsat.flower.evaluation_messages import WorkerCounts
 from fedsat.flower.memory import Memory
-from fedsat.flower.messages import Trained, WorkerCounts
+from fedsat.flower.messages import Hello, Refused, Train, Trained
+from fedsat.flower.records import Message
+from fedsat.flower.run_spec import RunSpec
 from fedsat.flower.server import prepare
+from fedsat.flower.stores import RUNS
 from fedsat.flower.terms import Terms
 from fedsat.flower.transport import Failure, Request
 
@@ -48,8 +58,8 @@ def repeatable(purpose: str, *place: int) -> Source:
 
 @pytest.fixture
 def same_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    fedsat.flower.client._cached_engine.cache_clear()
-    monkeypatch.setattr(fedsat.flower.client, "secure", repeatable)
+    fedsat.flower.node_engine._cached_engine.cache_clear()
+    monkeypatch.setattr(fedsat.flower.node_engine, "secure", repeatable)
     monkeypatch.setattr(fedsat.flower.remote, "secure", repeatable)
 
 
@@ -191,16 +201,19 @@ def test_what_nodes_send_is_noised_and_carries_no_loss(clouds: Path) -> None:
 
 def test_noise_on_labels_is_kept_when_a_node_joins_again(clouds: Path) -> None:
     records = RecordDict()
-    memory = Memory(records)
+    memory = Memory.within(records)
     memory.reset()
-    memory.labels, memory.spent = torch.tensor([3, -1]), {0.2: 4}
+    with memory.account() as account:
+        account.labels = torch.tensor([3, -1])
+        account.spend({0.2: 4})
     secret = memory.secret
-    again = Memory(records)
+    again = Memory.within(records)
     again.reset()
     assert again.secret != secret
-    assert again.labels is not None
-    assert again.labels.tolist() == [3, -1]
-    assert again.spent == {0.2: 4}
+    with again.account() as account:
+        assert account.labels is not None
+        assert account.labels.tolist() == [3, -1]
+        assert account.spent == {0.2: 4}
 
 
 def test_a_node_keeps_to_its_own_budget(clouds: Path, tmp_path: Path) -> None:
@@ -209,17 +222,51 @@ def test_a_node_keeps_to_its_own_budget(clouds: Path, tmp_path: Path) -> None:
     own = tmp_path / "agreement.toml"
     own.write_text(LENIENT.read_text() + f'budget = "{allowed},1e-5"\n')
     table = settings(clouds, algorithm="fedavg", per_round=5, rounds=3)
-    careful = [{**nodes(clouds)[0], "agreement": str(own)}, *nodes(clouds)[1:]]
-    run = federate(
-        FaultyNodes(*careful),
-        fedsat.configure(**table, privacy={"name": "local", "dp_noise": 4.0}),
-        Terms(timeout=5, wait=5, retries=0),
-    )
+    careful = [{**nodes(clouds)[0], "agreement": str(own), "state": str(tmp_path / "state")}, *nodes(clouds)[1:]]
+    private = fedsat.configure(**table, privacy={"name": "local", "dp_noise": 4.0})
+    grid, terms = FaultyNodes(*careful), Terms(timeout=5, wait=5, retries=0)
+    run = federate(grid, private, terms)
+    again = federate(FaultyNodes(*careful), private, terms)  # the budget is that of all runs
+    assert not any(0 in line.clients for line in again.records)
     assert [0 in line.clients for line in run.records] == [True, True, False]
     assert "this node's privacy" in run.records[2].left_out[0]["why"]
-    open_ = federate(FaultyNodes(*careful), fedsat.configure(**table), Terms(timeout=5, wait=5, retries=0))
+    open_ = federate(FaultyNodes(*careful), fedsat.configure(**table), terms)
     assert 0 not in open_.records[0].clients
-    assert "privacy must be 'local'" in open_.records[0].left_out[0]["why"]
+    assert "cannot participate: privacy must be 'local'" in open_.records[0].left_out[0]["why"]
+
+
+def test_a_server_cannot_make_a_node_forget_what_it_has_spent(clouds: Path, tmp_path: Path) -> None:
+    """It greets the node in other runs, asks in a run without an ID, and in the same run without its memory."""
+    allowed = gaussian_epsilon(((4.0, 2),), 1e-5) + 1e-9
+    own = tmp_path / "agreement.toml"
+    own.write_text(LENIENT.read_text() + f'budget = "{allowed},1e-5"\n')
+    context = Context(0, 1, {**nodes(clouds)[0], "agreement": str(own)}, RecordDict(), {})
+    table = settings(clouds, algorithm="fedavg", privacy={"name": "local", "dp_noise": 4.0})
+    run = RunSpec(fedsat.configure(**table).table(), ("0", "1", "2"), False, id="f" * 32, mean_samples=30.0)
+    shape = fedsat.configure(**table).load_dataset().input_shape
+    module = build_model(run.settings["model"], shape, 3, 0)
+    model = Model({name: tensor.detach() for name, tensor in module.named_parameters()}, {})
+
+    def asked(message: Message) -> str:
+        reply = answer(message.kind, message.pack(), context)
+        return Refused.unpack(reply).why if Refused.sent_in(reply) else ""
+
+    def train_in(run_id: str) -> str:
+        return asked(Train(replace(run, id=run_id), 0, 1, 0, model, {}, False))
+
+    with pytest.raises(UsageError, match=r"needs a folder for what it has spent \(state\)"):
+        Agreement.of_node(context.node_config)
+    assert asked(Hello(run)).startswith("UsageError")
+    context.node_config["state"] = str(tmp_path / "state")
+    assert asked(Hello(run)) == train_in(run.id) == train_in(run.id) == ""
+    for number in range(2 * RUNS):
+        assert asked(Hello(replace(run, id=f"{number:032x}"))) == ""
+    assert list((tmp_path / "state" / run.id).glob("round-*"))  # greetings remove no state
+    for run_id in (run.id, f"{0:032x}", "e" * 32, ""):
+        context.state = RecordDict()  # as in a new Flower run
+        assert "would spend ε" in train_in(run_id)
+    shutil.rmtree(tmp_path / "state" / run.id)  # as after many other runs
+    assert "would spend ε" in train_in(run.id)
 
 
 def test_an_update_that_its_node_did_not_clip_is_refused(clouds: Path) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import ssl
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,8 @@ from torch.testing import assert_close
 
 import fedsat
 from tests.support.faulty_nodes import wait_until
+from tests.support.killed_federation import holds
+from tests.support.processes import environments_with
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedsat[flower]'")
 
@@ -25,7 +30,7 @@ from fedsat.experiment.folder import read_records, read_summary
 from fedsat.flower.credentials import make_credentials
 from fedsat.flower.federation import LocalFederation, Tls
 from fedsat.flower.gate import header_of
-from fedsat.flower.local_run import start_nodes, submit
+from fedsat.flower.local_run import recorded, start_nodes, submit
 from fedsat.flower.processes import MARK
 from fedsat.flower.project import PROJECT
 from fedsat.flower.terms import Terms
@@ -45,7 +50,7 @@ def settings(clouds: Path, **others: Any) -> dict[str, Any]:
 def federation(tmp_path_factory: pytest.TempPathFactory, clouds: Path) -> Iterator[LocalFederation]:
     """One federation of four nodes for all runs of this file."""
     with LocalFederation(tmp_path_factory.mktemp("federation")) as running:
-        start_nodes(running, fedsat.configure(**settings(clouds)))
+        start_nodes(running, fedsat.configure(**settings(clouds)), running.folder / "states")
         yield running
     assert not [pid for pid in Path("/proc").glob("[0-9]*") if _belongs(pid, running)], "a process was left behind"
 
@@ -78,7 +83,7 @@ def assert_equal_to_the_simulator(folder: Path, table: dict[str, Any]) -> None:
         assert mine.clients == other.clients
         assert mine.weights == pytest.approx(other.weights, rel=1e-5)
         assert mine.bytes_down > other.bytes_down  # measured bytes include names and headers
-        assert not mine.left_out
+        assert not [note for note in mine.left_out if "it is back" not in note["why"]]
     wanted_files = {path.name for path in reference.iterdir()} - {CHECKPOINTS}
     assert wanted_files <= {path.name for path in folder.iterdir()}
 
@@ -108,6 +113,7 @@ def test_a_killed_node_comes_back(federation: LocalFederation, clouds: Path, tmp
     config = fedsat.configure(**settings(clouds, algorithm="fedavg", per_round=4, rounds=7, evaluate_every=7))
     out, share = tmp_path / "out", {"dataset": str(clouds), "partition-id": 2, "num-partitions": NODES}
     share["agreement"] = str(federation.folder / "agreement.toml")
+    share["state"] = str(federation.folder / "states" / "node-2")
     seen = len(federation.log("node-2"))
     run = submit(federation, config, Terms(wait=60.0, timeout=20.0), out)
     wait_until(lambda: "ROUND 2]" in federation.log("node-2")[seen:], SLOW, "node 2 is sampled in round 2")
@@ -123,6 +129,28 @@ def test_a_killed_node_comes_back(federation: LocalFederation, clouds: Path, tmp
     assert "client 2: no reply in" in federation.log("run")
     assert "client 2: it is back" in federation.log("run")
     assert 2 in metrics[-1].clients
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc")
+def test_a_killed_server_app_is_submitted_again(federation: LocalFederation, clouds: Path, tmp_path: Path) -> None:
+    """`flwr run`, SIGKILL, and `flwr run` again. `python -m benchmarks.kills --tls` kills the other parts as well."""
+    table = settings(clouds, algorithm="scaffold", rounds=4, evaluate_every=4)
+    config, terms, out = (
+        fedsat.configure(**{**table, "checkpoint_every": 1}),
+        Terms(wait=60.0, timeout=60.0),
+        tmp_path / "out",
+    )
+    submit(federation, config, terms, out)
+    wait_until(lambda: out.exists() and bool(recorded(out)), SLOW, "a round ends")
+    (server,) = [
+        pid for pid in environments_with(f"{MARK}={federation._mark}") if holds(pid, out / "checkpoints" / "lock")
+    ]
+    os.kill(server, signal.SIGKILL)
+    assert len(recorded(out)) < 4
+    federation.kill("run")  # it follows the log until Flower notices, after a minute
+    wait(submit(federation, config, terms, out), federation, out)
+    assert "resumes after round" in federation.log("run")
+    assert_equal_to_the_simulator(out, table)
 
 
 def credentials(folder: Path) -> tuple[Tls, Path]:

@@ -1,4 +1,4 @@
-"""Fedsat uses only the public API of Flower, with one exception."""
+"""Fedsat uses only the public API of Flower, with two exceptions."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ import fedsat
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedsat[flower]'")
 
 PUBLIC = {"flwr.app", "flwr.clientapp", "flwr.serverapp"}
-KNOWN = {("flwr.supernode.fleet_http_client", "FleetHttpClient")}
-"""What a node needs to ask again to be let in (`flower/admission.py`); Flower has no setting for it. The extra `flower`
-therefore has an upper bound on Flower's version."""
+KNOWN = {
+    ("flwr.supernode.fleet_http_client", "FleetHttpClient"),
+    ("flwr.supercore.inflatable", "inflatable_utils"),
+}
+"""What a node needs to ask again to be let in (`flower/admission.py`), and to ask again for parts of messages
+(`flower/pulls.py`); Flower has no settings for them. The extra `flower` therefore has an upper bound on its version."""
 
 
 def flower_imports(path: Path) -> set[tuple[str, str]]:

@@ -184,7 +184,7 @@ def test_a_node_sends_one_masked_update_in_a_round(clouds: Path) -> None:
     run.run_round()
     node = grid.last[Train.kind].node
     assert "it has sent an update of round 1; a second sum could" in refusal(grid, grid.last[Train.kind])
-    Memory(grid.contexts[node].state).reset()  # the server greets the node again
+    Memory.within(grid.contexts[node].state).reset()  # the server greets the node again
     assert "it has sent an update of round 1; a second sum could" in refusal(grid, grid.last[Train.kind])
 
 

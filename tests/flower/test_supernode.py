@@ -18,7 +18,7 @@ def test_only_the_pauses_of_the_supernode_are_shortened(monkeypatch: pytest.Monk
     monkeypatch.setattr(supernode, "pause", slept.append)
     for caller in ("flwr.supernode.start_client_internal", "flwr.supercore.retry.http_retry"):
         exec("sleep(3)", {"__name__": caller, "sleep": supernode.sleep})
-    assert slept == [supernode.LONGEST, 3]
+    assert slept == [0.2, 3]
 
 
 @pytest.fixture

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
-import re
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +10,20 @@ import pytest
 import torch
 
 import fedsat
-from fedsat.cli import main
 from fedsat.errors import FedsatError
 from fedsat.experiment import Run, train
 from fedsat.experiment.checkpoint import KIND
-from fedsat.experiment.sealed import DamagedError, read_sealed, write_sealed
+from fedsat.experiment.sealed import read_sealed, write_sealed
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedsat[flower]'")
 
-from fedsat.flower.memory import Memory
-from fedsat.flower.messages import RunSpec
+
 from fedsat.flower.server import prepare
-from fedsat.flower.stores import RUNS, Files
 from fedsat.flower.terms import Terms
 from tests.support.faulty_nodes import FaultyNodes
 
 CLIENTS, ROUNDS = 4, 4
 TERMS = Terms(timeout=5, wait=5)
-RUN = "0123456789abcdef" * 2
 
 
 def configure(clouds: Path, **others: Any) -> fedsat.Config:
@@ -182,132 +175,3 @@ def test_a_run_on_nodes_can_be_made_longer(clouds: Path, tmp_path: Path) -> None
     alone = train(prepare(nodes(clouds, tmp_path / "alone"), longer, TERMS))
     resumed(configure(clouds, algorithm="scaffold"), nodes(clouds, tmp_path / "disk"), tmp_path)
     assert_equal(resumed(longer, nodes(clouds, tmp_path / "disk"), tmp_path), alone)
-
-
-def test_files_of_a_node(tmp_path: Path) -> None:
-    def state(number: int) -> Any:
-        return {"v": {"w": torch.full((2,), float(number))}, "empty": {}}
-
-    with Files.locked(tmp_path, RUN) as files:
-        memory = Memory(files)
-        memory.store(3, 1, state(1))
-        memory.store(3, 2, state(2))
-        memory.spent, memory.labels = {0.1: 2}, torch.tensor([4, -1])
-        secret = memory.secret
-    (tmp_path / RUN / "round-000009.safetensors.part").touch()  # left by a killed process
-    with Files.locked(tmp_path, RUN) as files:
-        memory = Memory(files)
-        assert memory.client == 3
-        assert memory.spent == {0.1: 2}
-        assert memory.labels is not None
-        assert memory.labels.tolist() == [4, -1]
-        assert memory.secret == secret
-        loaded = memory.load(1)
-        assert loaded is not None
-        assert loaded["v"]["w"].tolist() == [1.0, 1.0]
-        assert loaded["empty"] == {}
-        assert memory.load(2) is None
-    assert {path.name for path in (tmp_path / RUN).iterdir()} == {"memory.json", "lock"}
-    (tmp_path / RUN / "memory.json").write_text((tmp_path / RUN / "memory.json").read_text().replace("-1", "-2"))
-    with pytest.raises(DamagedError, match=r"checksum of memory\.json is wrong"), Files.locked(tmp_path, RUN):
-        pass  # what was spent of its privacy must not be forgotten silently
-
-
-def test_old_runs_make_room(tmp_path: Path) -> None:
-    for number in range(RUNS + 3):
-        with Files.locked(tmp_path, f"{number:032x}") as files:
-            files.save({"number": number})
-    assert len(list(tmp_path.iterdir())) == RUNS
-
-
-def test_folders_of_others_stay(tmp_path: Path) -> None:
-    for name in ("photos", "0123456789ABCDEF" * 2, f"{0:031x}", f"{0:033x}"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "memory.json").touch()
-    for number in range(RUNS + 3):
-        with Files.locked(tmp_path, f"{number:032x}") as files:
-            files.save({"number": number})
-    assert len(list(tmp_path.iterdir())) == RUNS + 4
-
-
-def test_errors_of_the_work_are_not_about_the_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(FileNotFoundError, match="patients"), Files.locked(tmp_path, RUN):
-        (tmp_path / "patients.csv").read_text()
-    monkeypatch.setattr("fedsat.flower.stores.write_sealed", full_disk)
-    with pytest.raises(FedsatError, match=rf"cannot write to .*{RUN}: No space"), Files.locked(tmp_path, RUN) as files:
-        files.save({})
-
-
-def full_disk(*_: Any, **__: Any) -> None:
-    raise OSError(28, "No space left on device")
-
-
-def test_a_status_that_cannot_be_written_ends_no_run(
-    clouds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
-    run = prepare(nodes(clouds, tmp_path / "disk"), configure(clouds), TERMS, tmp_path / "run")
-    (tmp_path / "run" / "status.json.part").mkdir()
-    run.run_round()
-    assert not (tmp_path / "run" / "status.json").exists()
-    assert caplog.text.count("status.json cannot be written: Is a directory") == 1
-    (tmp_path / "run" / "status.json.part").rmdir()
-    run.run_round()
-    assert json.loads((tmp_path / "run" / "status.json").read_text())["round"] == 2
-
-
-def test_a_run_cannot_leave_its_folder() -> None:
-    text = RunSpec({}, ("a", "b"), False).text()
-    assert RunSpec.of(text).id == ""
-    with pytest.raises(ValueError, match="32 hexadecimal digits"):
-        RunSpec.of(text.replace('"id": ""', '"id": "../../somewhere"'))
-
-
-def test_a_node_that_cannot_write_its_state(clouds: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    grid = FaultyNodes({"dataset": str(clouds), "partition-id": 0, "state": str(tmp_path / "file" / "state")})
-    with pytest.raises(FedsatError, match=r"0 of 4 nodes joined .* cannot write to"):
-        prepare(grid, configure(clouds), Terms(wait=0.2))
-    assert prepare(nodes(clouds, tmp_path), configure(clouds), TERMS).folder is None
-
-
-def test_the_status_of_nodes(clouds: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Client 0 replies, client 1 is silent, client 2 leaves, and client 3 never joins."""
-    grid, out = nodes(clouds, tmp_path / "disk", [0, 1, 2]), tmp_path / "run"
-    seen: list[str] = []
-
-    def fault(request: Any, reply: Any) -> Any:
-        seen.append(shown(out, capsys))  # the server has sent the last request of this round
-        return None
-
-    run = prepare(grid, configure(clouds, per_round=CLIENTS), Terms(timeout=1.5, wait=0.2, min_fraction=0.25), out)
-    one, two = (next(n for n, c in grid.contexts.items() if c.node_config["partition-id"] == k) for k in (1, 2))
-    grid.faults[one] = lambda request, reply: reply if request.kind == "query.hello" else fault(request, reply)
-    grid.leave(two)
-    run.run_round()
-    assert "round 1, train; the server is running and wrote this 0 s ago" in seen[0]
-    assert "working for" in seen[0]
-    after = shown(out, capsys)
-    for pattern in (rf"0 +{one - 1} +here", rf"1 +{one} +silent since", rf"2 +{two} +gone since", "3 +has not joined"):
-        assert re.search(pattern, after), (pattern, after)
-    written = json.loads((out / "status.json").read_text())
-    written["server"] |= {"pid": 2**22 + 1, "time": written["server"]["time"] - 7300}
-    (out / "status.json").write_text(json.dumps(written))
-    assert "the server is not running; it wrote this 2 h ago" in shown(out, capsys)
-    written["server"]["host"] = "elsewhere"
-    (out / "status.json").write_text(json.dumps(written))
-    assert "; the server wrote this 2 h ago" in shown(out, capsys)
-    train(run)
-    written["server"] |= {"host": socket.gethostname()}
-    (out / "status.json").write_text(json.dumps(written))
-    assert "completed after 4 rounds" in shown(out, capsys)
-    (out / "status.json").write_text("{}")
-    assert "cannot be read" in shown(out, capsys)
-    assert "no status; it does not train on real nodes" in shown(tmp_path / "nowhere", capsys)
-
-
-def shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    with pytest.raises(SystemExit):
-        main(["status", str(folder)])
-    printed = capsys.readouterr()
-    return printed.out + printed.err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from typing import Any, cast
 
@@ -12,12 +13,15 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedsat
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
+from flwr.supercore.inflatable import inflatable_utils
+from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedsat.flower import exchange as exchanges
 from fedsat.flower import transport as transports
 from fedsat.flower.exchange import Exchange
-from fedsat.flower.messages import Hello, RunSpec
+from fedsat.flower.messages import Hello
+from fedsat.flower.run_spec import RunSpec
 from fedsat.flower.transport import Failure, GridTransport
 from tests.support.faulty_nodes import wait_until
 
@@ -72,6 +76,20 @@ def test_a_reply_that_is_never_completed_holds_up_no_other(grid: Uploads) -> Non
     grid.given_up.set()
     wait_until(lambda: received(2))
     assert replies["to 1"]["reply"]["to"] == "to 1"
+
+
+def test_parts_of_a_message_are_asked_for_again_soon(grid: Uploads) -> None:
+    """Flower would wait a second."""
+    over(grid)
+    missing, began = [ObjectUnavailableError("later")] * 2, time.monotonic()
+
+    def pull(part: str) -> bytes:
+        if missing:
+            raise missing.pop()
+        return part.encode()
+
+    assert inflatable_utils.pull_objects(["a"], pull) == {"a": b"a"}
+    assert time.monotonic() - began < 0.5
 
 
 def test_a_forgotten_reply_is_not_returned(grid: Uploads) -> None:

@@ -27,22 +27,13 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, MetricRecord, Re
 from fedsat.flower import checks, masks
 from fedsat.flower.checks import RefusedError
 from fedsat.flower.client import HANDLERS, answer
+from fedsat.flower.evaluation_messages import Evaluate, Evaluated, EvaluateWorker, WorkerCounts
 from fedsat.flower.exchange import Exchange
 from fedsat.flower.in_process import InProcessNodes
 from fedsat.flower.members import Members
-from fedsat.flower.messages import (
-    Evaluate,
-    Evaluated,
-    EvaluateWorker,
-    Hello,
-    NodeInfo,
-    Refused,
-    RunSpec,
-    Train,
-    Trained,
-    WorkerCounts,
-)
+from fedsat.flower.messages import Hello, NodeInfo, Refused, Train, Trained
 from fedsat.flower.records import LONGEST_TEXT, Message, MessageError, size
+from fedsat.flower.run_spec import RunSpec
 from fedsat.flower.secure_messages import Introduce, Introduced, Reveal, Revealed, Share, Shared
 from fedsat.flower.secure_round import check_masked, sized
 from fedsat.flower.worker_round import Workers

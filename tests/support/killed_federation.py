@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsat.flower import guard
+from tests.support.processes import commands_with
 
 MARK = "FEDSAT_KILLED"
 """The environment variable that identifies the processes of one federation."""
@@ -29,8 +30,26 @@ OF_THE_WAY = ("seconds", "bytes_down", "bytes_up", "bytes_workers", "bytes_evalu
 """Entries of a record that describe how a round went, not its results."""
 
 
+class Progress:
+    """How far a run in a folder is."""
+
+    folder: Path
+
+    @property
+    def rounds(self) -> int:
+        """The number of recorded rounds."""
+        path = self.folder / "metrics.jsonl"
+        return path.read_bytes().count(b"\n") if path.exists() else 0
+
+    @property
+    def completed(self) -> bool:
+        """Whether the run has come to its end."""
+        path = self.folder / "summary.json"
+        return path.exists() and json.loads(path.read_text())["status"] == "completed"
+
+
 @dataclass
-class Federation:
+class Federation(Progress):
     """A run of `fedsat federate` in a folder, as a process that can be killed and continued."""
 
     folder: Path
@@ -50,6 +69,9 @@ class Federation:
             text=True,
         )
 
+    def tend(self) -> None:
+        """Do nothing: `fedsat federate` starts again what has ended, until it is killed itself."""
+
     def finish(self) -> str:
         """Wait for the end of the run, which must succeed, and return what it printed."""
         assert self.process is not None
@@ -57,13 +79,19 @@ class Federation:
         assert self.process.returncode == 0, printed
         return printed
 
+    def end(self) -> None:
+        """Terminate the run if it is still in progress."""
+        if self.process is not None and self.running:
+            self.process.terminate()
+            self.process.communicate()
+
     def kill(self, part: str, draw: random.Random) -> bool:
         """Kill a part with SIGKILL; return whether it was found."""
         assert self.process is not None
         found = self._processes()
         chosen = {
             "SuperLink": [pid for pid, command in found.items() if "flower-superlink" in command],
-            "ServerApp": [pid for pid in found if _holds(pid, self.folder / "checkpoints" / "lock")],
+            "ServerApp": [pid for pid in found if holds(pid, self.folder / "checkpoints" / "lock")],
             "node": [pid for pid, command in found.items() if "fedsat.flower.supernode" in command],
             "upload": [pid for pid, command in found.items() if self._uploads(command)],
             "all": list(found),
@@ -81,18 +109,6 @@ class Federation:
         return bool(chosen)
 
     @property
-    def rounds(self) -> int:
-        """The number of recorded rounds."""
-        path = self.folder / "metrics.jsonl"
-        return path.read_bytes().count(b"\n") if path.exists() else 0
-
-    @property
-    def completed(self) -> bool:
-        """Whether the run has come to its end."""
-        path = self.folder / "summary.json"
-        return path.exists() and json.loads(path.read_text())["status"] == "completed"
-
-    @property
     def running(self) -> bool:
         """Whether the run is still in progress."""
         return self.process is not None and self.process.poll() is None
@@ -100,22 +116,20 @@ class Federation:
     def _uploads(self, command: str) -> bool:
         """Whether a process is a node that is sending a reply."""
         client = re.search(r"fedsat\.flower\.supernode.* partition-id=(\d+)", command)
-        if client is None:
-            return False
-        log = (self.folder / "flower-logs" / f"node-{client[1]}.log").read_text(errors="replace")
-        return log.rfind("Sending: ") > max(log.rfind(done) for done in ("Sent successfully", "Starting Flower"))
+        return client is not None and uploads(self.folder / "flower-logs" / f"node-{client[1]}.log")
 
     def _processes(self) -> dict[int, str]:
         """Return the command lines of all processes of this federation."""
-        found, wanted = {}, f"{MARK}={self.mark}".encode()
-        for path in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError):
-                if wanted in (path / "environ").read_bytes().split(b"\0") and " Z " not in (path / "stat").read_text():
-                    found[int(path.name)] = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-        return found
+        return commands_with(f"{MARK}={self.mark}")
 
 
-def _holds(pid: int, file: Path) -> bool:
+def uploads(log: Path) -> bool:
+    """Whether a node with this log is sending a reply."""
+    text = log.read_text(errors="replace")
+    return text.rfind("Sending: ") > max(text.rfind(done) for done in ("Sent successfully", "Starting Flower"))
+
+
+def holds(pid: int, file: Path) -> bool:
     """Whether a process has opened a file."""
     for handle in Path(f"/proc/{pid}/fd").glob("*"):
         with suppress(OSError):
@@ -136,6 +150,6 @@ def results(folder: Path) -> dict[str, Any]:
 def wait_for(condition: Callable[[], bool], seconds: float) -> bool:
     """Wait until a condition holds, and return whether it does."""
     deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
+    while not (done := condition()) and time.monotonic() < deadline:
         time.sleep(0.02)
-    return condition()
+    return done

@@ -49,8 +49,9 @@ ELSEWHERE = (
     "attackers",
     "attack",
     "schema",
+    "replace",
 )
-"""Settings that `federate` does not have: `--nodes` or the data determine them, or only simulations use them."""
+"""Settings that `federate` does not have: `--nodes` or the data determine them, or only others use them."""
 
 
 @configured(without=ELSEWHERE, also=Terms)

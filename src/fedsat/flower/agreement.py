@@ -12,9 +12,6 @@ server receives its text. Of errors in the node's work, it receives only the cla
 
 from __future__ import annotations
 
-import signal
-import threading
-import time
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -28,8 +25,10 @@ from fedsat.data.catalog import DATASETS
 from fedsat.errors import FedsatError, UsageError, unknown
 from fedsat.experiment.config import PARTS, Config
 from fedsat.experiment.legacy import modern_table
+from fedsat.flower.limits import memory_limit, time_limit
 from fedsat.options import Option, Registry, check, options_of
 from fedsat.rounds.ledger import Budget
+from fedsat.rounds.privacy import Local
 from fedsat.secure.shares import PEERS
 from fedsat.seeding import Indices
 
@@ -82,9 +81,11 @@ class Agreement:
     )
     max_lr: Annotated[float, Option("largest learning rate", above=0)] = 1.0
     max_clients: Annotated[int, Option("largest number of clients in a run", at_least=1)] = 100_000
+    max_classes: Annotated[int, Option("largest number of classes", at_least=1)] = 10_000
     max_image_size: Annotated[int, Option("largest image_size in pixels", at_least=1)] = 1024
     max_parameters: Annotated[int, Option("largest number of parameters of a network", at_least=1)] = 100_000_000
     max_megabytes: Annotated[float, Option("largest message", above=0)] = 4096.0
+    max_gigabytes: Annotated[float, Option("largest memory that a request may take", above=0)] = 16.0
     max_seconds: Annotated[float, Option("longest time that a request may take", above=0)] = 3600.0
     min_samples: Annotated[int, Option("smallest number of samples with which this node trains", at_least=1)] = 16
     min_class_samples: Annotated[
@@ -97,7 +98,7 @@ class Agreement:
         bool, Option("whether the node may report counts by class without masks, so that the server can read them")
     ] = True
     budget: Annotated[
-        str, Option("largest ε,δ of local differential privacy that this node spends in a run; empty: any")
+        str, Option("largest ε,δ of local differential privacy that this node spends in all runs together; empty: any")
     ] = ""
     secure_clients: Annotated[
         int,
@@ -135,7 +136,10 @@ class Agreement:
         for key in table:
             if key not in fields:
                 raise unknown("setting of the agreement", key, fields)
-        return Agreement(**table)
+        agreement = Agreement(**table)
+        if agreement.budget and not node.get("state"):
+            raise UsageError("the agreement has a budget, so the node needs a folder for what it has spent (state)")
+        return agreement
 
     @staticmethod
     def covering(config: Config) -> Agreement:
@@ -152,9 +156,11 @@ class Agreement:
             max_epochs=max(accepted.max_epochs, config.epochs),
             max_steps=max(accepted.max_steps, config.steps or 1),
             max_lr=max(accepted.max_lr, config.lr),
+            max_classes=10**9,
             max_image_size=max(accepted.max_image_size, config.image_size or 1),
             max_parameters=10**12,
             max_megabytes=1e6,
+            max_gigabytes=1e6,
             max_seconds=1e6,
             min_samples=1,
             errors="text",
@@ -193,9 +199,15 @@ class Agreement:
             )
         if self.label and config.label not in (None, self.label):
             raise AgreementError(f"label is {config.label!r}; accepted: {self.label!r} (label)")
+        if self.budget and not isinstance(config.privacy, Local):
+            raise AgreementError("privacy must be 'local', because this node has a budget of its own (budget)")
         if config.client_accuracy == "test-split":
             self.check_histogram("client_accuracy = 'test-split' (or a look at the nodes' data)")
         return config
+
+    def check_classes(self, classes: int) -> None:
+        """Refuse a run with many classes. The confusion matrix has as many numbers as their square."""
+        self._at_most("classes", classes, "max_classes")
 
     def check_histogram(self, what: str) -> None:
         """Refuse to report counts by class, if they are not masked."""
@@ -220,21 +232,11 @@ class Agreement:
 
     @contextmanager
     def limited(self) -> Iterator[None]:
-        """Stop the block after `max_seconds`, where that is possible: in the main thread of a POSIX process."""
-        if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        """Stop the block after `max_seconds`, or when it needs more than `max_gigabytes`, where that is possible."""
+        late = AgreementError(f"the request takes longer than {self.max_seconds:g} s (max_seconds)")
+        large = AgreementError(f"the request needs more than {self.max_gigabytes:g} GB of memory (max_gigabytes)")
+        with time_limit(self.max_seconds, late), memory_limit(int(self.max_gigabytes * 1e9), large):
             yield
-            return
-
-        def stop(*_: object) -> None:
-            raise AgreementError(f"the request takes longer than {self.max_seconds:g} s (max_seconds)")
-
-        handler, began = signal.signal(signal.SIGALRM, stop), time.monotonic()
-        outer, _ = signal.setitimer(signal.ITIMER_REAL, self.max_seconds)
-        try:
-            yield
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, max(outer - (time.monotonic() - began), 1e-3) if outer else 0)
-            signal.signal(signal.SIGALRM, handler)
 
     def _at_least(self, setting: str, value: float, bound: str) -> None:
         if not value >= getattr(self, bound):

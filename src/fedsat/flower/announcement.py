@@ -9,7 +9,7 @@ from fedsat.data.catalog import DATASETS, info
 from fedsat.data.tables import unchanged
 from fedsat.errors import UsageError
 from fedsat.experiment.config import Config
-from fedsat.flower.messages import RunSpec
+from fedsat.flower.run_spec import RunSpec
 from fedsat.flower.terms import Terms
 
 

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from fedsat.algorithms import Model
 from fedsat.flower import masks
-from fedsat.flower.messages import NodeInfo, RunSpec, Trained
+from fedsat.flower.messages import NodeInfo, Trained
+from fedsat.flower.run_spec import RunSpec
 from fedsat.metrics.histograms import BINS
 from fedsat.tree import State, Tree
 

@@ -5,7 +5,6 @@ Flower starts a process for every message, so the node's memory is kept outside 
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,40 +16,26 @@ from flwr.app import Message as FlowerMessage
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
-from fedsat.algorithms import Model, Server
+from fedsat.algorithms import Model
 from fedsat.data.arrays import mean_and_variance
 from fedsat.engine import SequentialEngine
 from fedsat.errors import FedsatError, in_a_line
 from fedsat.experiment.config import Config
-from fedsat.experiment.environment import pick_device
 from fedsat.flower import masks
 from fedsat.flower.agreement import Agreement, AgreementError
-from fedsat.flower.checks import RefusedError, check_tree
+from fedsat.flower.checks import RefusedError
+from fedsat.flower.evaluation_messages import Evaluate, Evaluated, EvaluateWorker, WorkerCounts
 from fedsat.flower.memory import Memory
-from fedsat.flower.messages import (
-    Evaluate,
-    Evaluated,
-    EvaluateWorker,
-    Hello,
-    NodeInfo,
-    Refused,
-    RunSpec,
-    Train,
-    Trained,
-    WorkerCounts,
-    run_of,
-)
+from fedsat.flower.messages import Hello, NodeInfo, Refused, Train, Trained
 from fedsat.flower.node_data import NodeConfig, federation_of, load_share, number_of
+from fedsat.flower.node_engine import check_received, engine_of, received_model
 from fedsat.flower.records import Message, MessageError, Stamp, clean, size
 from fedsat.flower.reporting import charge, refuse_exact, report
+from fedsat.flower.run_spec import run_of
 from fedsat.flower.secure_messages import Introduce, Reveal, Share
 from fedsat.flower.secure_node import introduce, masked, refuse_count, reveal, share
 from fedsat.metrics import Detail, accuracy_by_client, expected_accuracy
-from fedsat.models import build_model, count_parameters
-from fedsat.rounds import Protection
-from fedsat.rounds.noise import secure
-from fedsat.rounds.privacy import refuse_buffers
-from fedsat.tree import KeptStates, State, Tree, expand, tree_map
+from fedsat.tree import KeptStates, Tree, expand, tree_map
 
 log = logging.getLogger("flwr")
 
@@ -102,7 +87,9 @@ def handle(kind: str, content: RecordDict, context: Context) -> Message:
         raise MessageError(f"unknown message type {clean(kind)!r}")
     agreement = Agreement.of_node(context.node_config)
     agreement.check_message(size(content))
-    agreement.config_of(run_of(content).settings)
+    run = run_of(content)
+    agreement.check_classes(len(run.class_names))
+    agreement.config_of(run.settings)
     with agreement.limited():
         return HANDLERS[kind](content, context)
 
@@ -119,7 +106,7 @@ def hello(content: RecordDict, context: Context) -> NodeInfo:
         agreement.check_histogram("test = 'nodes'")
     with Memory.of(context, request.run.id) as memory:
         memory.reset()
-        secret, known = memory.secret, memory.client
+        secret, known, lasting = memory.secret, memory.client, memory.lasts
     if request.run.held_out:
         refuse_exact(config, "the test on held-out samples")
     if config.client_accuracy == "test-split":
@@ -141,6 +128,7 @@ def hello(content: RecordDict, context: Context) -> NodeInfo:
         validation=len(federation.validation[0]) if federation.validation else 0,
         tested=len(share.test) if request.run.held_out else 0,
         judged=len(config.privacy.judged(federation.judging_indices(0), config.seed, 0)),
+        lasting=lasting,
     )
 
 
@@ -152,18 +140,18 @@ def train(content: RecordDict, context: Context) -> Trained:
 
 
 def _train(request: Train, memory: Memory, context: Context) -> Trained:
-    engine = _engine(request.run, context.node_config, request.client)
+    engine = engine_of(request.run, context.node_config, request.client)
     agreement, config = Agreement.of_node(context.node_config), Config.of(request.run.settings)
     if request.count:
         refuse_count(config)
         agreement.check_histogram("train")
-    _check_received(engine, request.received)
+    check_received(engine, request.received)
     state = memory.load(request.used)
     states: KeptStates = (
         {} if state is None else {request.client: {name: engine.on_device(tree) for name, tree in state.items()}}
     )
     received = {name: engine.on_device(tree) for name, tree in request.received.items()}
-    model = _received(engine, request.model)
+    model = received_model(engine, request.model)
     charge(config, agreement, memory, updates=1, reports=int(request.count))
     trained = engine.train_from(model, received, np.array([request.client]), states, request.round)
     memory.store(request.client, request.round, trained.states[0])
@@ -189,11 +177,11 @@ def _train(request: Train, memory: Memory, context: Context) -> Trained:
 def evaluate_worker(content: RecordDict, context: Context) -> WorkerCounts:
     """Evaluate other clients' models as their worker."""
     request = EvaluateWorker.unpack(content)
-    engine = _engine(request.run, context.node_config, request.worker)
+    engine = engine_of(request.run, context.node_config, request.worker)
     agreement, config = Agreement.of_node(context.node_config), Config.of(request.run.settings)
     if request.labels or not all(request.peers.get(name) for name in request.models):
         agreement.check_histogram("evaluate_worker")
-    models = {name: _stacked(_received(engine, model)) for name, model in request.models.items()}
+    models = {name: _stacked(received_model(engine, model)) for name, model in request.models.items()}
     with Memory.of(context, request.run.id) as memory:
         charge(config, agreement, memory, reports=len(models))
         counted, secret = report(engine, memory, request.worker, models), memory.secret
@@ -208,8 +196,8 @@ def evaluate(content: RecordDict, context: Context) -> Evaluated:
     """Evaluate global models for this client."""
     request = Evaluate.unpack(content)
     refuse_exact(Config.of(request.run.settings), "this node's accuracy")
-    engine = _engine(request.run, context.node_config, request.client)
-    models = [_received(engine, model) for model in request.models]
+    engine = engine_of(request.run, context.node_config, request.client)
+    models = [received_model(engine, model) for model in request.models]
     if request.how == "expected":
         mix = engine.class_mixes[[request.client]]
         right = [expected_accuracy(recall, mix)[0] for recall in request.recalls["recalls"].numpy()]
@@ -247,57 +235,8 @@ HANDLERS: dict[str, Callable[[RecordDict, Context], Message]] = {
 }
 
 
-def _engine(run: RunSpec, node: NodeConfig, client: int) -> SequentialEngine:
-    """Return the engine that trains and evaluates on this node's data."""
-    return _cached_engine(run.text(), tuple(sorted(node.items())), client)
-
-
-@functools.lru_cache(maxsize=4)  # reused where one process handles several messages, as in simulations
-def _cached_engine(run_text: str, node_items: tuple[tuple[str, object], ...], client: int) -> SequentialEngine:
-    run, node = RunSpec.of(run_text), dict(node_items)
-    agreement = Agreement.of_node(node)
-    config = agreement.config_of(run.settings)
-    if not 0 <= client < config.clients or number_of(node) not in (-1, client):
-        raise MessageError(f"this node is not client {client}")
-    share = load_share(run, config, node)
-    federation = federation_of(share, client, config, node)
-    agreement.check_samples(federation.class_mixes[client])
-    agreement.check_parameters(count_parameters(config.model, share.input_shape, share.classes))
-    module = build_model(config.model, share.input_shape, share.classes, config.seed)
-    engine = SequentialEngine(
-        module,
-        federation,
-        config.algorithm,
-        config.local_training,
-        pick_device(str(node.get("device", config.device))),
-        torch.float64 if config.precision == "float64" else torch.float32,
-        half=config.precision == "bf16",
-    )
-    refuse_buffers(config.privacy, engine.initial_model)
-    engine.mean_samples = run.mean_samples
-    engine.protection = Protection(config.privacy, secure, secure=config.secure_aggregation)
-    return engine
-
-
 def _stacked(model: Model) -> Model:
     return Model(expand(model.params, 1), expand(model.buffers, 1))
-
-
-def _received(engine: SequentialEngine, model: Model) -> Model:
-    """Return a received model on the engine's device; refuse one of other shapes than the run's network."""
-    check_tree("parameters", model.params, engine.initial_model.params)
-    check_tree("buffers", model.buffers, engine.initial_model.buffers)
-    return Model(engine.on_device(model.params), engine.on_device(model.buffers))
-
-
-def _check_received(engine: SequentialEngine, received: State) -> None:
-    """Refuse what the method does not broadcast, or in other shapes."""
-    start = Server(engine.initial_model, engine.algorithm.initial_memory(engine.initial_model))
-    wanted = {name: tree for name, tree in engine.algorithm.broadcast(start).items() if tree}
-    if received.keys() != wanted.keys():
-        raise RefusedError(f"the method broadcasts {', '.join(wanted) or 'nothing'} besides the model")
-    for name, tree in received.items():
-        check_tree(name, tree, wanted[name])
 
 
 def _only(tree: Tree) -> Tree:

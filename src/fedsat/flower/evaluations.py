@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from fedsat.algorithms import Model
+from fedsat.errors import TrainingError
 from fedsat.flower.checks import check_accuracies, check_confusion, check_histograms, check_losses
+from fedsat.flower.evaluation_messages import Evaluate, Evaluated
 from fedsat.flower.influence import damped_confusion, damped_histograms, limit
 from fedsat.flower.members import Members
-from fedsat.flower.messages import Evaluate, Evaluated
-from fedsat.metrics import Evaluation
+from fedsat.flower.run_spec import RunSpec
+from fedsat.metrics import ClientAccuracy, Detail, Evaluation
 from fedsat.metrics.histograms import BINS
 from fedsat.tree import Tree
 
@@ -26,13 +29,50 @@ class Evaluations:
     """Asks the nodes for evaluations, and combines their replies."""
 
     members: Members
-    classes: int
+    run: RunSpec
     clients: int
     max_weight: float
 
+    def on_nodes(
+        self, models: Sequence[Model], evaluations: list[Evaluation], client_accuracy: ClientAccuracy, detail: Detail
+    ) -> list[Evaluation]:
+        """Add the accuracies of the clients that respond to the server's own evaluations of these models.
+
+        If there are none, return those on the samples that all nodes hold out.
+        """
+        how: str = client_accuracy if evaluations else "held-out"
+        recalls: Tree = {}
+        if how == "expected":
+            recalls = {"recalls": torch.stack([torch.from_numpy(one.recall) for one in evaluations])}
+        scores = detail.client_scores or (detail.scores and not evaluations)
+        counts = detail.clients or detail.client_scores
+        asked = Evaluate(self.run, 0, how, [] if recalls else list(models), recalls, counts, scores)
+        replies = self.ask(asked, {client: self._samples(client, how) for client in range(self.clients)})
+        if not replies:
+            raise TrainingError(f"round {self.members.round}: no node could evaluate the model")
+        tested = [info.tested for info in self.members.infos.values()]
+        evaluations = evaluations or self.pooled(replies, len(models), tested)
+        own = self.of_clients(replies, len(models))
+        return [replace(one, **fields) for one, fields in zip(evaluations, own, strict=True)]
+
+    def on_validation(self, model: Model, detail: Detail) -> Evaluation | None:
+        """Evaluate a model on the validation samples of the nodes that have any."""
+        held = {client: info.judged for client, info in self.members.infos.items() if info.judged}
+        scores = detail.scores or detail.client_scores
+        replies = self.ask(Evaluate(self.run, 0, "validation", [model], scores=scores), held)
+        if not replies:
+            return None
+        pooled = self.pooled(replies, 1, held.values())[0]
+        return replace(pooled, **self.of_clients(replies, 1)[0])
+
+    def _samples(self, client: int, how: str) -> int:
+        """Return the number of samples on which a client evaluates, or the most if it may leave some out."""
+        info = self.members.infos.get(client)
+        return 0 if info is None else info.tested if how == "held-out" else info.samples
+
     def ask(self, message: Evaluate, samples: Mapping[int, int]) -> dict[int, Tree]:
         """Ask clients to evaluate models on these numbers of samples, and return the results that pass the checks."""
-        local, classes = message.how == "local", self.classes
+        local, classes = message.how == "local", len(self.run.class_names)
         count = len(message.models) or len(message.recalls["recalls"])
 
         def checked(client: int, reply: Evaluated) -> Tree:

@@ -13,8 +13,9 @@ from fedsat.flower.messages import Refused
 from fedsat.flower.records import Message, MessageError, Stamp, size
 from fedsat.flower.transport import Failure, Reply, Request, Transport
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 1.0
-"""Seconds between polls for replies. Flower's `send_and_receive` polls every 3 s."""
+SHORTEST, LONGEST, SHARE = 0.05, 1.0, 0.1
+"""Seconds between polls for replies, and their share of the time since the requests were sent. Flower's
+`send_and_receive` polls every 3 s."""
 
 LOOK = 1.0
 """Seconds between checks of which nodes are still connected."""
@@ -63,7 +64,7 @@ class Exchange:
             else:
                 waiting[request_id] = node
         del packed
-        began, pause = time.monotonic(), FIRST_PAUSE
+        began = time.monotonic()
         deadline, look = began + self.timeout, began + LOOK
         while True:
             received = self._receive(waiting)
@@ -83,8 +84,7 @@ class Exchange:
                 for request_id in gone:
                     replies[waiting.pop(request_id)] = Failure("its node has left")
             if not received:
-                time.sleep(pause)
-                pause = min(pause * 1.5, LONGEST_PAUSE)
+                time.sleep(min(max(SHARE * (time.monotonic() - began), SHORTEST), LONGEST))
         self._drop(waiting)
         late = Failure(f"no reply in {time.monotonic() - began:.1f} s")
         return replies | dict.fromkeys(waiting.values(), late)

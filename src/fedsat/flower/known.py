@@ -11,7 +11,8 @@ from torch import Tensor
 
 from fedsat.errors import UsageError
 from fedsat.experiment.sealed import DamagedError
-from fedsat.flower.messages import NodeInfo, RunSpec
+from fedsat.flower.messages import NodeInfo
+from fedsat.flower.run_spec import RunSpec
 from fedsat.flower.terms import Terms
 from fedsat.tree import Tree
 
@@ -29,6 +30,8 @@ class Known:
     infos: Mapping[int, NodeInfo] = field(default_factory=dict)
     labels: Mapping[int, Tensor] = field(default_factory=dict)
     """T of every worker that has sent it."""
+    owners: Mapping[int, int] = field(default_factory=dict)
+    """The last node of each client."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values; numbers are exact."""
@@ -38,6 +41,7 @@ class Known:
             "shape": list(self.shape),
             "infos": {str(client): _plain(info) for client, info in self.infos.items()},
             "labels": {str(worker): labels.tolist() for worker, labels in self.labels.items()},
+            "owners": {str(client): node for client, node in self.owners.items()},
         }
 
     @staticmethod
@@ -50,6 +54,7 @@ class Known:
                 tuple(stored["shape"]),
                 {int(client): _info(info) for client, info in stored["infos"].items()},
                 {int(worker): torch.tensor(labels) for worker, labels in stored["labels"].items()},
+                {int(client): int(node) for client, node in stored["owners"].items()},
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DamagedError(

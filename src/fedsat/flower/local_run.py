@@ -25,8 +25,8 @@ from fedsat.report.look import REPORT, Look
 LOGS = "flower-logs"
 """Subfolder of a run for what Flower's processes print."""
 
-DERIVED = ("class_names", "schema")
-"""Terms that follow from the dataset."""
+DERIVED = ("class_names", "schema", "replace")
+"""Terms that follow from the dataset, and from the fact that all nodes belong to whoever starts the run."""
 
 ERROR = "fedsat: "
 """Marks the errors of the ServerApp in its log."""
@@ -99,12 +99,12 @@ class LocalRun:
         return Look.read(self.folder)
 
     def _agreed(self, work: Path) -> dict[str, Any]:
-        """Return what a server without data needs to know about them: a table's schema, or the class names."""
+        """Return the terms that the user does not choose, such as a table's schema or the class names."""
         if self.dataset.schema is None:
-            return {"class_names": ",".join(self.dataset.class_names)}
+            return {"replace": "all", "class_names": ",".join(self.dataset.class_names)}
         file = work / SCHEMA
         file.write_text(self.dataset.schema.to_json(), encoding="utf-8")
-        return {"schema": str(file)}
+        return {"replace": "all", "schema": str(file)}
 
     def _lost_server(self, began: float, before: tuple[int, int] | None) -> bool:
         """Whether the process of the ServerApp has ended without a summary."""

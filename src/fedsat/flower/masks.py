@@ -13,6 +13,7 @@ Both compute the secret r·a_i·a_j·G, which the server cannot.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -20,6 +21,9 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from numpy.typing import NDArray
 
 Counts = NDArray[np.int64]
+
+KEY = re.compile("[0-9a-f]{64}")
+"""A public key in hex, as nodes send it."""
 
 
 def new_secret() -> bytes:
@@ -34,6 +38,8 @@ def public_key(secret: bytes) -> str:
 
 def usable(key: str) -> bool:
     """Return whether secrets can be agreed with a public key; with some, such as zeros, every secret is the same."""
+    if not KEY.fullmatch(key):
+        return False
     try:
         X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(key)))
     except ValueError:

@@ -1,5 +1,5 @@
-"""What a node stores between messages, hidden from the server: the client's state, a secret, and the differential
-privacy that it has spent.
+"""What a node stores between messages, hidden from the server: the client's state, a secret, and an account of what it
+has sent.
 
 The state after a round is stored next to the previous one until the server says which of them it used. So an update
 that arrived too late or was refused has no effect, as if the client had not been sampled.
@@ -10,16 +10,15 @@ it is in the node's Flower context, as long as the SuperNode runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import torch
 from flwr.app import Context, RecordDict
-from torch import Tensor
 
 from fedsat.flower import masks
+from fedsat.flower.account import NAME, Account
 from fedsat.flower.stores import Files, Records, Store
 from fedsat.tree import State
 
@@ -27,26 +26,50 @@ from fedsat.tree import State
 class Memory:
     """A node's memory of one run."""
 
-    def __init__(self, store: Store | RecordDict) -> None:
-        self._store: Store = Records(store) if isinstance(store, RecordDict) else store
+    def __init__(self, store: Store, account: Callable[[], AbstractContextManager[Account]]) -> None:
+        self._store = store
+        self.account = account
+        """Opens the account of all runs, which no other process of this node changes meanwhile."""
 
     @staticmethod
     @contextmanager
     def of(context: Context, run: str) -> Iterator[Memory]:
-        """Yield the memory of a run, by its ID, which no other process of this node changes meanwhile."""
+        """Yield the memory of a run, by its ID, which no other process of this node changes meanwhile.
+
+        Of a run without an ID, only the account is kept on disk.
+        """
         folder = context.node_config.get("state")
-        if not folder or not run:
-            yield Memory(context.state)
+        if not folder:
+            yield Memory.within(context.state)
             return
-        with Files.locked(Path(str(folder)).expanduser(), run) as files:
-            yield Memory(files)
+        parent = Path(str(folder)).expanduser()
+
+        def account() -> AbstractContextManager[Account]:
+            return Account.opened(run, Files.locked(parent, NAME))
+
+        if not run:
+            yield Memory(Records(context.state), account)
+            return
+        with Files.locked(parent, run) as files:
+            yield Memory(files, account)
+
+    @staticmethod
+    def within(records: RecordDict) -> Memory:
+        """Return a memory that ends with these records, which are those of one Flower run."""
+        store = Records(records)
+        return Memory(store, lambda: Account.opened("", nullcontext(store)))
+
+    @property
+    def lasts(self) -> bool:
+        """Whether it outlives the node's processes."""
+        return self._store.lasts
 
     def reset(self) -> None:
         """Draw a new secret when the server greets this node. The rest is kept, as the server may have restarted.
 
         A secret on disk is kept as well. The server recognises the node by its public half.
         """
-        if not self._store.lasts or "secret" not in self._store.facts:
+        if not self.lasts or "secret" not in self._store.facts:
             self._put("secret", masks.new_secret().hex())
 
     @property
@@ -62,25 +85,6 @@ class Memory:
         return int(self._store.facts.get("client", -1))
 
     @property
-    def spent(self) -> dict[float, int]:
-        """How many updates and reports the node has sent, by their noise (standard deviation by sensitivity)."""
-        return {float(noise): int(count) for noise, count in self._store.facts.get("spent", {}).items()}
-
-    @spent.setter
-    def spent(self, counts: dict[float, int]) -> None:
-        self._put("spent", {repr(noise): count for noise, count in counts.items()})
-
-    @property
-    def labels(self) -> Tensor | None:
-        """The label histogram with the noise that was drawn for it, or None if the node has not sent it."""
-        found = self._store.facts.get("labels")
-        return None if found is None else torch.tensor(found, dtype=torch.int64)
-
-    @labels.setter
-    def labels(self, histogram: Tensor) -> None:
-        self._put("labels", histogram.tolist())
-
-    @property
     def party(self) -> str:
         """The node's secrets of the present round of secure aggregation; empty if there is none."""
         return str(self._store.facts.get("party", ""))
@@ -88,15 +92,6 @@ class Memory:
     @party.setter
     def party(self, text: str) -> None:
         self._put("party", text)
-
-    @property
-    def masked(self) -> int:
-        """The last round in which the node sent a masked update; 0 if there is none."""
-        return int(self._store.facts.get("masked", 0))
-
-    @masked.setter
-    def masked(self, round_number: int) -> None:
-        self._put("masked", round_number)
 
     def load(self, used: int) -> State | None:
         """Return the client's state after round `used`, the last whose update the server used, and drop any other.

@@ -26,7 +26,7 @@ from fedsat.data.tables import load_part
 from fedsat.errors import DataError, UsageError
 from fedsat.experiment.config import Config
 from fedsat.flower.agreement import Agreement
-from fedsat.flower.messages import RunSpec
+from fedsat.flower.run_spec import RunSpec
 
 NodeConfig = Mapping[str, Any]
 

@@ -23,7 +23,7 @@ from fedsat.algorithms import Model
 from fedsat.errors import FedsatError
 from fedsat.tree import State, Tree
 
-VERSION = 7
+VERSION = 8
 """Increases whenever a message changes. A server and nodes with different versions refuse each other."""
 
 HEAD, NUMBERS, REQUEST = "fedsat", "numbers", "request"
@@ -127,6 +127,16 @@ def model_trees(name: str, model: Model) -> dict[str, Tree]:
 def state_trees(prefix: str, state: State) -> dict[str, Tree]:
     """Return a state as named trees, for `Envelope.state` to read."""
     return {f"{prefix}/{name}": tree for name, tree in state.items()}
+
+
+def packed_bytes(content: Mapping[int, bytes]) -> str:
+    """Return bytes of clients as JSON."""
+    return json.dumps({client: part.hex() for client, part in content.items()})
+
+
+def unpacked_bytes(content: Any) -> dict[int, bytes]:
+    """Read the parsed JSON of `packed_bytes`."""
+    return {int(client): bytes.fromhex(part) for client, part in content.items()}
 
 
 class Message:

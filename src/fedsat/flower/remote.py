@@ -16,14 +16,15 @@ from fedsat.algorithms.base import no_examples
 from fedsat.algorithms.footprint import echo, rehearse
 from fedsat.data.splits import divide_among_clients
 from fedsat.engine.evaluate import Counter
-from fedsat.errors import SkippedRoundError, TrainingError
+from fedsat.errors import SkippedRoundError
 from fedsat.experiment.config import Config
 from fedsat.flower.checks import RefusedError, check_update
 from fedsat.flower.evaluations import MARGIN, Evaluations
 from fedsat.flower.influence import counted, damped_counts, limit
 from fedsat.flower.known import Known
 from fedsat.flower.members import Members
-from fedsat.flower.messages import Evaluate, RunSpec, Train, Trained
+from fedsat.flower.messages import Train, Trained
+from fedsat.flower.run_spec import RunSpec
 from fedsat.flower.secure_round import STAGE, SecureRound, check_masked
 from fedsat.flower.terms import Terms
 from fedsat.flower.worker_round import Workers
@@ -73,7 +74,7 @@ class RemoteEngine:
         self._test = test
         if known is not None:
             self._workers.labels.update(known.labels)
-        self._evaluations = Evaluations(members, len(run.class_names), config.clients, terms.max_weight)
+        self._evaluations = Evaluations(members, run, config.clients, terms.max_weight)
         self._own_counts: dict[int, torch.Tensor] = {}
         self._marks, self._worker_bytes = (0, 0), 0
         _, stacked = rehearse(self.algorithm, model, len(run.class_names))
@@ -246,43 +247,17 @@ class RemoteEngine:
         self, models: Sequence[Model], client_accuracy: ClientAccuracy, detail: Detail = NO_DETAIL
     ) -> list[Evaluation]:
         """Test global models here or on the nodes, and collect the accuracies of the clients that respond."""
-        count = len(models)
         if self._test and client_accuracy == "test-split":
             owners = self._test_owners(self._test.examples.labels)
             return [self._test.evaluate(model, owners, self.clients, detail) for model in models]
         evaluations = [self._test.evaluate(model, detail=detail) for model in models] if self._test else []
-        how: str = client_accuracy if evaluations else "held-out"
-        recalls: Tree = {}
-        if how == "expected":
-            recalls = {"recalls": torch.stack([torch.from_numpy(one.recall) for one in evaluations])}
-
         if self.protection.privacy.active:  # an accuracy would reveal an exact number about the client's samples
             return evaluations
-        scores = detail.client_scores or (detail.scores and not evaluations)
-        counts = detail.clients or detail.client_scores
-        asked = Evaluate(self._run, 0, how, [] if recalls else list(models), recalls, counts, scores)
-        replies = self._evaluations.ask(asked, {client: self._samples(client, how) for client in range(self.clients)})
-        if not replies:
-            raise TrainingError(f"round {self._members.round}: no node could evaluate the model")
-        own = self._evaluations.of_clients(replies, count)
-        tested = [info.tested for info in self._members.infos.values()]
-        evaluations = evaluations or self._evaluations.pooled(replies, count, tested)
-        return [replace(one, **fields) for one, fields in zip(evaluations, own, strict=True)]
+        return self._evaluations.on_nodes(models, evaluations, client_accuracy, detail)
 
     def validate(self, model: Model, detail: Detail = NO_DETAIL) -> Evaluation | None:
         """Evaluate a global model on the validation samples of the nodes that have any."""
-        held = {client: info.judged for client, info in self._members.infos.items() if info.judged}
-        scores = detail.scores or detail.client_scores
-        replies = self._evaluations.ask(Evaluate(self._run, 0, "validation", [model], scores=scores), held)
-        if not replies:
-            return None
-        pooled = self._evaluations.pooled(replies, 1, held.values())[0]
-        return replace(pooled, **self._evaluations.of_clients(replies, 1)[0])
-
-    def _samples(self, client: int, how: str) -> int:
-        """Return the number of samples on which a client evaluates, or the most if it may leave some out."""
-        info = self._members.infos.get(client)
-        return 0 if info is None else info.tested if how == "held-out" else info.samples
+        return self._evaluations.on_validation(model, detail)
 
     def _test_owners(self, labels: torch.Tensor) -> Indices:
         """Return the client of each test sample; a client that has not joined yet has no part."""
@@ -304,7 +279,8 @@ class RemoteEngine:
         """Return what the server knows about the nodes."""
         members = self._members
         assert members.shape is not None
-        return Known(self._run, vars(self._terms), members.shape, members.infos, self._workers.labels).to_json()
+        infos, labels, owners = members.infos, self._workers.labels, members.owners
+        return Known(self._run, vars(self._terms), members.shape, infos, labels, owners).to_json()
 
     def notes(self) -> dict[str, Any]:
         """Return the bytes of the evaluation, and which clients were left out and why."""

@@ -1,7 +1,8 @@
 """What a node reports about models as a worker, and the differential privacy that this spends.
 
 The node does not trust the server, which decides what to ask for, so it keeps its own ledger. The ledger adds up every
-update and report that the node has sent in this run, with the noise that they actually had.
+update and report that the node has sent, with the noise that they actually had. The budget of the agreement holds for
+all runs together, because the server could otherwise start a new run whenever the budget is spent.
 """
 
 from __future__ import annotations
@@ -35,9 +36,10 @@ def report(engine: SequentialEngine, memory: Memory, client: int, models: Mappin
         predicted, correct, labels = counts.predicted.cpu(), counts.correct.cpu(), counts.labels.cpu()
         if isinstance(privacy, Local):
             predicted, correct = privacy.noised(predicted, correct, source("private counts"))
-            kept = memory.labels
-            labels = privacy.noised_labels(labels, source("private labels")) if kept is None else kept
-            memory.labels = labels
+            with memory.account() as account:
+                kept = account.labels
+                labels = privacy.noised_labels(labels, source("private labels")) if kept is None else kept
+                account.labels = labels
         reports[name] = torch.stack([predicted, correct, labels])
     return reports
 
@@ -46,21 +48,22 @@ def charge(config: Config, agreement: Agreement, memory: Memory, *, updates: int
     """Charge updates and reports on models to this node, or refuse to send them if a budget does not allow it."""
     privacy = config.privacy
     if not isinstance(privacy, Local):
-        if agreement.budget:
-            raise AgreementError("privacy must be 'local', because this node has a budget of its own (budget)")
         return
-    spent = memory.spent
-    spent[privacy.dp_noise] = spent.get(privacy.dp_noise, 0) + updates
-    histogram = reports > 0 and memory.labels is None
-    spent[privacy.dp_counts] = spent.get(privacy.dp_counts, 0) + reports + histogram
-    for limit in (Budget.of(text) for text in (config.budget, agreement.budget) if text):
-        epsilon = gaussian_epsilon(tuple(sorted(spent.items())), limit.delta)
-        if epsilon > limit.epsilon:
-            raise AgreementError(
-                f"the request would spend ε = {epsilon:.3g} of this node's privacy at δ = {limit.delta:g}; "
-                f"the budget is {limit.epsilon:g} (budget)"
-            )
-    memory.spent = spent
+    with memory.account() as account:
+        account.spend({privacy.dp_noise: updates})
+        account.spend({privacy.dp_counts: reports + (reports > 0 and account.labels is None)})
+        _check_budget(config.budget, account.spent)
+        _check_budget(agreement.budget, account.spent_in_all)
+
+
+def _check_budget(text: str, spent: Mapping[float, int]) -> None:
+    limit = Budget.of(text)
+    epsilon = gaussian_epsilon(tuple(sorted(spent.items())), limit.delta) if text else 0.0
+    if epsilon > limit.epsilon:
+        raise AgreementError(
+            f"the request would spend ε = {epsilon:.3g} of this node's privacy at δ = {limit.delta:g}; "
+            f"the budget is {limit.epsilon:g} (budget)"
+        )
 
 
 def refuse_exact(config: Config, what: str) -> None:

@@ -13,8 +13,9 @@ import json
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-from fedsat.flower.messages import RunSpec, Train, packed_bytes, unpacked_bytes
-from fedsat.flower.records import Envelope, Message, MessageError
+from fedsat.flower.messages import Train
+from fedsat.flower.records import Envelope, Message, MessageError, packed_bytes, unpacked_bytes
+from fedsat.flower.run_spec import RunSpec
 from fedsat.secure.protocol import KEY, Introduction
 
 SIGNATURE = 64

@@ -17,8 +17,9 @@ from fedsat.experiment.config import Config
 from fedsat.flower.agreement import Agreement, AgreementError
 from fedsat.flower.checks import RefusedError
 from fedsat.flower.memory import Memory
-from fedsat.flower.messages import Train, packed_bytes, unpacked_bytes
+from fedsat.flower.messages import Train
 from fedsat.flower.node_data import NodeConfig
+from fedsat.flower.records import packed_bytes, unpacked_bytes
 from fedsat.flower.secure_messages import (
     Introduce,
     Introduced,
@@ -45,7 +46,8 @@ def introduce(content: RecordDict, context: Context) -> Introduced:
     party = Party(request.client, request.context)
     with Memory.of(context, request.run.id) as memory:
         memory.party = party_text(party)
-        return Introduced(party.introduce(identity_of(context.node_config)), memory.masked)
+        with memory.account() as account:
+            return Introduced(party.introduce(identity_of(context.node_config)), account.masked)
 
 
 def share(content: RecordDict, context: Context) -> Shared:
@@ -63,10 +65,11 @@ def share(content: RecordDict, context: Context) -> Shared:
 def masked(request: Train, start: Model, trained: Model, samples: int, memory: Memory) -> Tree:
     """Return the masked update of the trained model; the node never sends another one for this round."""
     config = Config.of(request.run.settings)
-    if request.round <= memory.masked:
-        raise AgreementError(
-            f"it has sent an update of round {memory.masked}; a second sum could reveal the difference"
-        )
+    with memory.account() as account:
+        if request.round <= account.masked:
+            raise AgreementError(
+                f"it has sent an update of round {account.masked}; a second sum could reveal the difference"
+            )
     counted = min(samples, request.run.most_samples or samples)
     scale = config.algorithm.weighting.scale(
         torch.tensor([float(counted)], dtype=torch.float64), request.run.mean_samples
@@ -75,7 +78,9 @@ def masked(request: Train, start: Model, trained: Model, samples: int, memory: M
         raise RefusedError("the weighting gives a client no scale of its own")
     party = party_of(memory)
     words = party.mask(vector(start, trained, float(scale)), request.inbox, bound_of(request))
-    memory.party, memory.masked = party_text(party), request.round
+    with memory.account() as account:
+        account.masked = request.round
+    memory.party = party_text(party)
     return {"words": torch.from_numpy(words.view("int64"))}
 
 

@@ -12,8 +12,9 @@ import torch
 from fedsat.errors import SkippedRoundError, TrainingError
 from fedsat.flower.checks import RefusedError
 from fedsat.flower.members import Members
-from fedsat.flower.messages import RunSpec, Train, Trained
+from fedsat.flower.messages import Train, Trained
 from fedsat.flower.records import Message
+from fedsat.flower.run_spec import RunSpec
 from fedsat.flower.secure_messages import Introduce, Introduced, Reveal, Revealed, Share, Shared, bound_of
 from fedsat.rounds.secure import SEALED
 from fedsat.secure.fixed import Words

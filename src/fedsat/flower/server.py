@@ -157,14 +157,15 @@ def assemble(
         Hello(run),
         config.clients,
         shape,
-        terms.min_fraction,
-        terms.retries,
         Presence(out),
-        Attempts(out if config.privacy.active else None),
+        terms.replaceable(config.clients),
+        min_fraction=terms.min_fraction,
+        retries=terms.retries,
+        attempts=Attempts(out if config.privacy.active else None),
     )
     if known is not None:
         known.check(run, terms)
-        members.shape, members.infos = known.shape, dict(known.infos)
+        members.shape, members.infos, members.owners = known.shape, dict(known.infos), dict(known.owners)
     _gather(members, config, terms)
     assert members.shape is not None
     infos = list(members.infos.values())

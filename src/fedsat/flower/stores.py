@@ -17,16 +17,17 @@ from flwr.app import ConfigRecord, RecordDict
 from fedsat.experiment.client_states import read_state, write_state
 from fedsat.experiment.folder import speaking_of
 from fedsat.experiment.sealed import DamagedError, check_file, read_sealed, write_sealed
-from fedsat.flower.messages import RUN_ID
 from fedsat.flower.records import pack_tree, unpack_tree
+from fedsat.flower.run_spec import RUN_ID
 from fedsat.tree import State
 
 log = logging.getLogger("flwr")
 
 RUNS = 8
-"""How many runs a node remembers on disk; older ones are removed."""
+"""How many runs a node remembers on disk, and how many in which it has not trained; older ones are removed."""
 
 INDEX, LOCK, KIND = "memory.json", "lock", "memory"
+STATES = "round-*.safetensors"
 
 
 class Store(Protocol):
@@ -101,7 +102,8 @@ class Records:
 
 
 class Files:
-    """A folder for each run: a file of tensors for each state, and `memory.json` with the facts and their checksums.
+    """A folder for a run, or for the account: a file of tensors for each state, and `memory.json` with the facts and
+    checksums.
 
     `memory.json` is replaced as a whole, after the tensors that it refers to. So whenever the process is killed, it
     describes states that are complete.
@@ -117,9 +119,9 @@ class Files:
 
     @staticmethod
     @contextmanager
-    def locked(parent: Path, run: str) -> Iterator[Files]:
-        """Yield the files of a run, which no other process changes meanwhile."""
-        folder = parent / run
+    def locked(parent: Path, name: str) -> Iterator[Files]:
+        """Yield the files of a run, or of the account, which no other process changes meanwhile."""
+        folder = parent / name
         with ExitStack() as held:
             with speaking_of(parent):
                 if not folder.exists():
@@ -182,8 +184,12 @@ class Files:
 
 
 def _make_room(parent: Path) -> None:
-    """Remove the oldest runs, and nothing else that the owner has put into the folder."""
+    """Remove the oldest runs, and nothing else that the owner has put into the folder.
+
+    Runs in which the node has not trained make room only for one another, so that greetings remove no state.
+    """
     found = (path for path in parent.glob(f"*/{INDEX}") if RUN_ID.fullmatch(path.parent.name))
     runs = sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in runs[RUNS - 1 :]:
+    trained = [path for path in runs if any(path.parent.glob(STATES))]
+    for path in trained[RUNS - 1 :] + [path for path in runs if path not in trained][RUNS - 1 :]:
         shutil.rmtree(path.parent, ignore_errors=True)

@@ -1,9 +1,10 @@
-"""A variant of `flower-supernode` that polls for messages every 0.2 s instead of every 3 s, and waits to be let in.
+"""A variant of `flower-supernode` that polls 15 times as often, and waits to be let in.
 
     python -m fedsat.flower.supernode OPTIONS OF flower-supernode
 
-Flower has no setting for this. This process therefore shortens the pauses of the SuperNode's loop. Other pauses, such
-as those before it tries to connect again, are unchanged.
+A SuperNode asks the server for messages every 3 s, and itself for the reply of its task every 0.5 s. Flower has no
+setting for this. This process therefore shortens the pauses of the SuperNode's loop, to 0.2 and 0.03 s. Other pauses,
+such as those before it tries to connect again, are unchanged.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from typing import Any
 from fedsat.flower.processes import free_port
 from fedsat.flower.project import toml_lines
 
-LONGEST = 0.2
-"""Seconds between two requests for messages."""
+FASTER = 15
+"""How much shorter the pauses are."""
 
 pause = time.sleep
 
@@ -36,14 +37,16 @@ def command(address: str, config: Mapping[str, Any], key: Path | None, authority
 def sleep(seconds: float) -> None:
     """Sleep for less time if the SuperNode's loop asks for it."""
     caller = sys._getframe(1).f_globals.get("__name__", "")
-    pause(min(seconds, LONGEST) if caller.startswith("flwr.supernode.") else seconds)
+    pause(seconds / FASTER if caller.startswith("flwr.supernode.") else seconds)
 
 
 def main() -> None:
     """Run `flower-supernode`."""
     from fedsat.flower.admission import wait_until_admitted  # noqa: PLC0415 (`command` works without Flower)
+    from fedsat.flower.pulls import ask_again_soon  # noqa: PLC0415
 
     wait_until_admitted()
+    ask_again_soon()
     time.sleep = sleep  # type: ignore[assignment]
     (supernode,) = importlib.metadata.entry_points(group="console_scripts", name="flower-supernode")
     sys.argv[0] = "flower-supernode"

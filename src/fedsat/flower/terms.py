@@ -45,7 +45,10 @@ class Terms:
     schema: Annotated[
         str, Option("file with the schema of the nodes' tables, needed if the server has no dataset that defines it")
     ] = ""
-
+    replace: Annotated[
+        str,
+        Option("numbers of clients, separated by commas, whose place a node with another key may take; or: all"),
+    ] = ""
     look: Annotated[
         bool, Option("only ask the nodes once how many samples of each class they have, and report it; train nothing")
     ] = False
@@ -54,3 +57,15 @@ class Terms:
         check(self, "terms")
         if 0 < self.max_weight < 1:
             raise UsageError(f"terms.max_weight is {self.max_weight:g}; it must be 0 (no limit) or at least 1")
+        self.replaceable(1)
+
+    def replaceable(self, clients: int) -> frozenset[int]:
+        """Return the clients whose place a node with another key may take."""
+        if self.replace == "all":
+            return frozenset(range(clients))
+        try:
+            return frozenset(int(number) for number in self.replace.split(",") if number.strip())
+        except ValueError:
+            raise UsageError(
+                f"terms.replace is {self.replace!r}; it must be numbers of clients such as 2,5, or all"
+            ) from None

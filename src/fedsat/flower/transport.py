@@ -11,6 +11,7 @@ from typing import Protocol
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
+from fedsat.flower.pulls import ask_again_soon
 from fedsat.flower.records import clean
 
 PULLS = 64
@@ -66,6 +67,7 @@ class GridTransport:
     """
 
     def __init__(self, grid: Grid) -> None:
+        ask_again_soon()
         self._grid = grid
         self._threads = ThreadPoolExecutor(PULLS, "pull")
         self._pulls: dict[str, Future[list[Message]]] = {}

@@ -55,6 +55,7 @@ def serve(address: Path) -> None:
     """Fork a process for each requested task, until this process is terminated."""
     for module in ("fedsat.flower.client", "fedsat.flower.server"):
         importlib.import_module(module)  # the expensive imports, once for all tasks
+    importlib.import_module("fedsat.flower.pulls").ask_again_soon()
     commands = {name: _entry_point(name) for name in COMMANDS}
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the exit code of a task is not needed
     with socket.socket(socket.AF_UNIX) as listening:

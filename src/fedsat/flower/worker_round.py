@@ -16,9 +16,10 @@ from fedsat.algorithms import Model
 from fedsat.errors import TrainingError
 from fedsat.flower import masks
 from fedsat.flower.checks import RefusedError, check_counts, check_integers
+from fedsat.flower.evaluation_messages import EvaluateWorker, WorkerCounts
 from fedsat.flower.influence import damped_counts, limit
 from fedsat.flower.members import Members
-from fedsat.flower.messages import EvaluateWorker, RunSpec, WorkerCounts
+from fedsat.flower.run_spec import RunSpec
 from fedsat.tree import Tree
 
 STAGE = "evaluate_workers"
