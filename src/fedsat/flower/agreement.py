@@ -28,7 +28,8 @@ from fedsat.data.catalog import DATASETS
 from fedsat.errors import FedsatError, UsageError, unknown
 from fedsat.experiment.config import PARTS, Config
 from fedsat.experiment.legacy import modern_table
-from fedsat.options import Option, Registry, check, options_of
+from fedsat.options import Option, check, options_of
+from fedsat.registry import Registry
 from fedsat.rounds.ledger import Budget
 from fedsat.secure.shares import PEERS
 from fedsat.seeding import Indices
