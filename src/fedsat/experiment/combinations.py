@@ -25,7 +25,10 @@ def check_combination(config: Config) -> None:
 
 def _check_clients(config: Config) -> None:
     if config.per_round > config.clients:
-        raise UsageError(f"per_round is {config.per_round}; there are only {config.clients} clients")
+        raise UsageError(
+            f"per_round is {config.per_round}, but there are only {config.clients} clients; set it to at most "
+            f"{config.clients}"
+        )
     if 0 < config.max_norm < 1:
         raise UsageError(
             f"max_norm is {config.max_norm:g}; it must be 0 (no limit) or at least 1, or it could refuse every update"
