@@ -313,4 +313,4 @@ def test_data_show_describes_a_table(capsys: pytest.CaptureFixture[str]) -> None
     assert "patients.csv, natural, 3 clients, seed 0" in out
     assert not re.search(r"^ *ill ", out, re.MULTILINE)
     assert Schema.from_json(Path("schema.json").read_text()).label == "outcome"
-    assert Path("patients.csv-natural.png").is_file()
+    assert Path("patients-natural.png").is_file()

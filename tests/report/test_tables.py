@@ -7,10 +7,11 @@ from pathlib import Path
 
 from rich.console import Console
 
+from fedsat.experiment.card import OF_CLASSES
 from fedsat.report.comparison import comparison
 from fedsat.report.groups import common_settings, find_runs, group_runs
 from fedsat.report.progress import say
-from fedsat.report.tables import comparison_table
+from fedsat.report.tables import classes_table, comparison_table
 from tests.support.made_runs import make_run
 
 
@@ -32,6 +33,13 @@ def test_a_wide_comparison(tmp_path: Path) -> None:
     )
     assert {text for row in shown.rows for text, _ in row[1:]} <= {word.rstrip("≈") for word in words} | {"2 of 3"}
     assert "fedsat:robust" in words  # not folded after its last letter, with a comma on the next line
+
+
+def test_the_measures_of_classes() -> None:
+    values = {"samples": [12_345, 42], **{each.name: [0.5, 0.25] for each in OF_CLASSES}}
+    lines = StringIO()
+    Console(file=lines, width=80).print(classes_table(values, ["benign", "malignant"], OF_CLASSES))
+    assert "…" not in lines.getvalue()
 
 
 def test_lines_on_a_terminal_are_broken_between_words() -> None:

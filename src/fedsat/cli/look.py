@@ -100,7 +100,7 @@ def look(
     found.show(console)
     split = str(config.table()["partition"]["name"])
     console.print(f"{split}: {data.partitions.entry(split).summary}", style="dim", markup=False, highlight=False)
-    figure = found.draw(out or Path(f"{Path(loaded.name).name}-{split}.png"))
+    figure = found.draw(out or Path(f"{Path(loaded.name).name.partition('.')[0] or 'data'}-{split}.png"))
     console.print(f"figure: {figure}", markup=False, highlight=False)
     command = _command([*chosen.items()], set_ or [], found)
     console.print(f"to compare: {command}", markup=False, highlight=False, soft_wrap=True)

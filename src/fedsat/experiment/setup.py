@@ -129,7 +129,8 @@ class Setup:
         nodes = 1 + config.clients - config.per_round
         if config.algorithm.weighting.needs_counts and config.workers > nodes:
             notes.append(
-                f"workers is {config.workers}, but a round has only {nodes}: the client itself and those not sampled"
+                f"workers is {config.workers}, but a round has only {nodes}: the client itself, and clients that are "
+                "not sampled"
             )
         if (ledger := self.ledger) is not None and config.budget:
             lasts = ledger.affordable(Budget.of(config.budget).epsilon, config.rounds)

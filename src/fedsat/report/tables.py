@@ -87,7 +87,7 @@ def classes_table(
     values: Mapping[str, Any], names: Sequence[str], measures: Sequence[Measure], title: str = ""
 ) -> Table:
     """Measures of each class, `values` by their names, and its number of samples."""
-    table = Table(title=title or None, box=box.SIMPLE_HEAD)
+    table = Table(title=title or None, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     for heading in ("class", "samples", *(f"{each.label} {each.unit}".rstrip() for each in measures)):
         table.add_column(Text(heading), justify="left" if heading == "class" else "right")
     for place, name in enumerate(names[:SHOWN_CLASSES]):
