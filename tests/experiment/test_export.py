@@ -149,7 +149,7 @@ def test_failures_are_reported(digits: Path, tmp_path: Path, monkeypatch: pytest
         export(predictor, tmp_path / "gone" / "model.pt2", "torch")
     monkeypatch.setattr(predictor, "outputs", lambda x: torch.zeros(len(x), 10))
     (tmp_path / "model.pt2").write_text("an earlier file")
-    with pytest.raises(FedsatError, match=r"probabilities differ by .* from torch's, so none is written"):
+    with pytest.raises(FedsatError, match=r"probabilities differ by .* from torch's; no file was written"):
         export(predictor, tmp_path / "model.pt2", "torch")
     assert [path.read_text() for path in tmp_path.iterdir()] == ["an earlier file"]
     predictor.network = Wilful(10)

@@ -65,7 +65,7 @@ def export(predictor: Predictor, path: Path, to: Target = "onnx") -> Path:
         off = float(np.abs(found - expected).max())
         if not off <= TOLERANCE:  # also NaN
             raise FedsatError(
-                f"the exported model's probabilities differ by {off:.2g} from torch's, so none is written"
+                f"the exported model's probabilities differ by {off:.2g} from torch's; no file was written"
             )
         unchecked.replace(path)
     except OSError as error:
