@@ -280,7 +280,7 @@ class Card:
         elif chosen.startswith(TEST):
             yield "This model was chosen on the test set, so its results above are optimistic."
         if not self.thresholds:
-            yield "There are no thresholds for a wanted sensitivity, which need validation samples."
+            yield "There are no thresholds for a given sensitivity; these need validation samples."
         elif self.federation is not None:
             counts = self._validated(self.federation)
             few = [f"{name} ({count})" for name, count in zip(self._classes, counts, strict=True) if count < FEW]
