@@ -1,4 +1,4 @@
-"""The progress of a run: a live bar on terminals and in notebooks, plain lines elsewhere."""
+"""The progress of a run on a console: a live bar on terminals, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BESIDE_BAR = 78
 
 def bars_on(console: Console) -> AbstractContextManager[Progress | None]:
     """Show live bars if the console can."""
-    if not (console.is_terminal or console.is_jupyter):
+    if not console.is_terminal:
         return nullcontext()
     return Progress(
         TextColumn("{task.description}", style="bold", markup=False),
@@ -32,6 +32,15 @@ def bars_on(console: Console) -> AbstractContextManager[Progress | None]:
         TextColumn("left"),
         console=console,
     )
+
+
+def describe_metrics(record: RoundRecord, class_names: Sequence[str]) -> str:
+    """Return the main metrics of a round, or nothing if it was not evaluated."""
+    if not record.evaluated:
+        return ""
+    worst, metrics = class_names[record.worst_class], record.metrics
+    accuracy, recall = percent(metrics["accuracy"]), percent(metrics["worst_class_recall"])
+    return f"accuracy {accuracy}  worst-class recall {recall} ({worst})"
 
 
 class Watcher:
@@ -50,10 +59,7 @@ class Watcher:
 
     def show(self, record: RoundRecord, class_names: Sequence[str]) -> None:
         """Show a round that has finished, given its record."""
-        if record.evaluated:
-            worst, metrics = class_names[record.worst_class], record.metrics
-            accuracy, recall = percent(metrics["accuracy"]), percent(metrics["worst_class_recall"])
-            self._metrics = f"accuracy {accuracy}  worst-class recall {recall} ({worst})"
+        self._metrics = describe_metrics(record, class_names) or self._metrics
         if self._bars is not None and self._task is not None:
             shown = self._metrics.replace(" recall", "")  # bars have less space than lines
             self._bars.update(self._task, completed=record.round, metrics=shown)
