@@ -217,7 +217,7 @@ def described(path: str, command: Any) -> Iterator[str]:
     yield "```"
     yield ""
     rows = []
-    for parameter in command.params:
+    for parameter in (each for each in command.params if not getattr(each, "hidden", False)):
         text = plain(getattr(parameter, "help", None) or "")
         if parameter.param_type_name == "argument":
             rows.append(f"| `{parameter.make_metavar(context)}` | {text} |")

@@ -219,11 +219,14 @@ def _display(progress: bool | None) -> Display:
     try:
         from rich.console import Console  # noqa: PLC0415 (not needed to train)
 
+        from fedsat.report.notebook import NotebookDisplay  # noqa: PLC0415
         from fedsat.report.progress import ConsoleDisplay  # noqa: PLC0415
     except ImportError:
         return Silent()
     console = Console()
-    return ConsoleDisplay(console) if progress or console.is_terminal or console.is_jupyter else Silent()
+    if console.is_jupyter:
+        return NotebookDisplay()
+    return ConsoleDisplay(console) if progress or console.is_terminal else Silent()
 
 
 def _named(settings: Mapping[str, Any]) -> list[tuple[str, Any]]:

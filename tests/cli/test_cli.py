@@ -243,7 +243,7 @@ def test_failures_are_one_line_and_exit_code_1(capsys: pytest.CaptureFixture[str
     code, out, err = fedsat(capsys, "run", *SMALL, "--lr", "1e30", "--algorithm", "fedavg", "--out", "run")
     assert (code, err.count("\n")) == (1, 1)
     assert "round 1, client" in err
-    assert "0 rounds are kept in run" in out
+    assert "rounds are kept" not in out
     assert json.loads(Path("run/summary.json").read_text())["status"] == "failed"
 
 
@@ -313,4 +313,4 @@ def test_data_show_describes_a_table(capsys: pytest.CaptureFixture[str]) -> None
     assert "patients.csv, natural, 3 clients, seed 0" in out
     assert not re.search(r"^ *ill ", out, re.MULTILINE)
     assert Schema.from_json(Path("schema.json").read_text()).label == "outcome"
-    assert Path("patients.csv-natural.png").is_file()
+    assert Path("patients-natural.png").is_file()

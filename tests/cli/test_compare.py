@@ -73,6 +73,14 @@ def test_a_setting_goes_to_every_method_that_has_it(capsys: pytest.CaptureFixtur
     assert [method["objective"]["epsilon2"] for method in methods] == [3.0, 3.0, 3.0]
 
 
+@pytest.mark.filterwarnings("default::FutureWarning")
+def test_the_former_name_of_methods(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = fedsat(capsys, "compare", "--algorithms", "fedsot")
+    note, error = err.splitlines()
+    assert note.startswith("fedsat: note: --algorithms is now called --methods; ")
+    assert (code, error) == (2, "fedsat: unknown algorithm 'fedsot'; did you mean 'fedsat'?")
+
+
 OWN = """
 import os
 from dataclasses import dataclass

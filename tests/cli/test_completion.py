@@ -35,7 +35,7 @@ COMMANDS = dict(commands(typer.main.get_command(app)))
 
 @pytest.mark.parametrize("path", COMMANDS)
 def test_options_of_a_command(path: str) -> None:
-    options = [p for p in COMMANDS[path].params if p.param_type_name == "option" and p.name != "help"]
+    options = [p for p in COMMANDS[path].params if p.param_type_name == "option" and p.name != "help" and not p.hidden]
     assert sorted(OPTIONS[path]) == sorted(option.opts[0] for option in options)
     repeated = {option.opts[0] for option in options if option.multiple}
     assert repeated == {option for option in OPTIONS[path] if option in REPEATED}

@@ -193,3 +193,10 @@ def test_a_share_of_a_federation_may_lack_classes(tmp_path: Path) -> None:
         load_folder(tmp_path / "pictures", class_names=names[:3])
     with pytest.raises(DataError, match="a training label is 3"):
         load_folder(Path(arrays), class_names=names[:3])
+
+
+def test_a_file_that_is_no_dataset_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("text")
+    with pytest.raises(DataError, match=r"notes.txt cannot be read as a dataset; give a .csv, .parquet or .npz file"):
+        data.load(str(path))

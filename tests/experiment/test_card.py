@@ -99,6 +99,9 @@ def test_on_nodes_the_data_are_not_known(patients: Path) -> None:
     summary = {key: value for key, value in stored.summary.items() if key != "selected"}
     card = Card(summary, stored.table, inputs, "last", None, metrics, None, False, 10)
     text = card.document().markdown()
+    classes = ["a `quoted` class", *summary["class_names"][1:]]
+    quoted = dataclasses.replace(card, summary={**summary, "class_names": classes}).document()
+    assert "| a 'quoted' class |" in quoted.markdown()  # a name is never code
     assert "on 3 real nodes" in text
     assert "The training data are on the nodes." in text
     assert "training samples |" not in text

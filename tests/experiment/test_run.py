@@ -178,7 +178,7 @@ def test_bad_devices(device: str, message: str) -> None:
 
 def test_notes_say_what_was_limited() -> None:
     run = fedsat.prepare(fedsat.configure(**{**SMALL, "per_round": 29}))
-    assert run.notes == ["workers is 3, but a round has only 2: the client itself and those not sampled"]
+    assert run.notes == ["workers is 3, but a round has only 2: the client itself, and clients that are not sampled"]
 
 
 def test_a_round_whose_evaluation_is_interrupted_does_not_count(

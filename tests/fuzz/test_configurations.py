@@ -16,7 +16,8 @@ import fedsat
 from fedsat.algorithms import algorithms, objectives, weightings
 from fedsat.data import partitions
 from fedsat.experiment.config import Config, read
-from fedsat.options import OptionField, Registry
+from fedsat.options import OptionField
+from fedsat.registry import Registry
 from tests.support.mutations import mutated, mutated_text, refused_or, tries
 
 SMALLEST, LARGEST = 1e-12, 1e12

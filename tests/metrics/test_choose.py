@@ -168,7 +168,7 @@ def test_tables_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     words = "run --clients 10 --per-round 3 --rounds 2 --epochs 1 --workers 2 --set hidden=[8]".split()
     code, out, err = call(capsys, *words, "--metrics", "auroc,worst_class_f1,mcc", "--out", str(tmp_path / "run"))
     assert (code, err) == (0, "")
-    rows = {line.split("  ")[1].strip(): line.split() for line in out.splitlines() if line.startswith("  ")}
+    rows = {line.strip().partition("  ")[0]: line.split() for line in out.splitlines() if line.strip()}
     final = StoredRun.read(tmp_path / "run").stored["final"]
     assert rows["AUROC"][1] == f"{final['overall']['auroc']:.3f}"
     assert "–" in rows["MCC"][2]

@@ -88,7 +88,7 @@ def test_runs_on_different_federations_are_not_compared(tmp_path: Path) -> None:
     make_run(tmp_path / "a", algorithm="fedavg", partition="iid", accuracy=0.9)
     make_run(tmp_path / "b", algorithm="fedavg", partition="lsmc", accuracy=0.5)
     groups = group_runs(find_runs([tmp_path]))
-    assert [group.label for group in groups] == ["partition=iid", "partition=lsmc"]
+    assert [group.label for group in groups] == ["iid", "lsmc"]
     shown = comparison(groups, target=0.3)
     assert {mark for row in shown.rows for _, mark in row} == {""}
     assert "no best value is marked" in shown.legend

@@ -60,7 +60,10 @@ def test_missing_classes() -> None:
 
 
 def test_all_clients_in_every_round_leave_no_workers() -> None:
-    assert "fedsat-pwa" in advice(division([[10, 0], [0, 10]], per_round=2))["workers"]
+    found = suggest(division([[10, 0], [0, 10]], per_round=2))
+    assert "fedsat-pwa" in next(each.what for each in found if each.topic == "workers")
+    methods = dict(setting for each in found for setting in each.settings)["methods"]  # as in the command that follows
+    assert "fedsat-pwa" in methods.split(",")
 
 
 def test_a_rare_class() -> None:

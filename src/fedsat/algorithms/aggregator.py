@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from fedsat.algorithms.reports import ratio, weighted_median
-from fedsat.options import Option, Registry, check
+from fedsat.options import Option, check
+from fedsat.registry import Registry
 from fedsat.tree import Tree, norms, per_client, tree_map, weighted_sum
 
 

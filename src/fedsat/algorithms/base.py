@@ -38,7 +38,8 @@ from fedsat.algorithms.objective import CrossEntropy, Objective, objective_losse
 from fedsat.algorithms.optimizer import SGD
 from fedsat.algorithms.weighting import BySamples, Weighting, weightings
 from fedsat.errors import UsageError
-from fedsat.options import Option, Registry, check, options_of
+from fedsat.options import Option, check, options_of
+from fedsat.registry import Registry
 from fedsat.tree import State, Tree, add, expand, per_client, tree_map, zeros_like
 
 

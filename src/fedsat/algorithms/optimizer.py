@@ -17,7 +17,8 @@ from typing import Annotated
 from torch import Tensor
 
 from fedsat.errors import UsageError
-from fedsat.options import Option, Registry, check
+from fedsat.options import Option, check
+from fedsat.registry import Registry
 from fedsat.tree import State, Tree, add, norms, per_client, tree_map, zeros_like
 
 VELOCITY = "optimizer.velocity"

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from fedsat.metrics import ClassCounts
-from fedsat.options import Registry, check
+from fedsat.options import check
+from fedsat.registry import Registry
 from fedsat.tree import State, Tree
 
 if TYPE_CHECKING:

@@ -19,7 +19,8 @@ from fedsat.entry_points import offers, package_of
 from fedsat.errors import UsageError, unknown
 from fedsat.metrics import FORMS, MEASURES, METRICS
 from fedsat.models import FROM_DATA, models
-from fedsat.options import OptionField, Registry, options_of
+from fedsat.options import OptionField, options_of
+from fedsat.registry import Registry
 from fedsat.rounds import attacks, lr_schedules, privacies
 
 KINDS: dict[str, Registry[Any]] = {

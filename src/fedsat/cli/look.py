@@ -36,9 +36,11 @@ def look(
         ),
     ] = None,
     classes_per_client: Annotated[
-        int | None, typer.Option(help=PARTITION_OPTIONS["classes_per_client"][1], show_default=False)
+        int | None, typer.Option(help=PARTITION_OPTIONS["classes_per_client"][1], metavar="N", show_default=False)
     ] = None,
-    beta: Annotated[float | None, typer.Option(help=PARTITION_OPTIONS["beta"][1], show_default=False)] = None,
+    beta: Annotated[
+        float | None, typer.Option(help=PARTITION_OPTIONS["beta"][1], metavar="NUMBER", show_default=False)
+    ] = None,
     clients: Annotated[
         int | None,
         typer.Option(help="number of clients [default: 100, or those of --client]", metavar="N", show_default=False),
@@ -48,11 +50,9 @@ def look(
         typer.Option(help="clients sampled in a round [default: 15, or all]", metavar="N", show_default=False),
     ] = None,
     seed: Annotated[int, typer.Option(help="seed of the partition", metavar="N")] = 0,
-    image_size: Annotated[
-        int | None, typer.Option(help="size to which the images of a folder are resized", show_default=False)
-    ] = None,
+    image_size: Annotated[int | None, typer.Option(help=MEANING["image_size"], metavar="N", show_default=False)] = None,
     imbalance: Annotated[
-        float | None, typer.Option(help="largest over smallest class of a long-tailed training set", show_default=False)
+        float | None, typer.Option(help=MEANING["imbalance"], metavar="NUMBER", show_default=False)
     ] = None,
     label: Annotated[str | None, typer.Option(help=MEANING["label"], metavar="NAME", show_default=False)] = None,
     client: Annotated[str | None, typer.Option(help=MEANING["client"], metavar="NAME", show_default=False)] = None,
@@ -64,7 +64,10 @@ def look(
     set_: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="KEY=VALUE", help="any other option of the partition; can be repeated", show_default=False
+            "--set",
+            metavar="KEY=VALUE",
+            help="any other setting, such as skew=0.2; can be repeated",
+            show_default=False,
         ),
     ] = None,
     schema: Annotated[
@@ -97,7 +100,7 @@ def look(
     found.show(console)
     split = str(config.table()["partition"]["name"])
     console.print(f"{split}: {data.partitions.entry(split).summary}", style="dim", markup=False, highlight=False)
-    figure = found.draw(out or Path(f"{Path(loaded.name).name}-{split}.png"))
+    figure = found.draw(out or Path(f"{Path(loaded.name).name.partition('.')[0] or 'data'}-{split}.png"))
     console.print(f"figure: {figure}", markup=False, highlight=False)
     command = _command([*chosen.items()], set_ or [], found)
     console.print(f"to compare: {command}", markup=False, highlight=False, soft_wrap=True)

@@ -32,7 +32,7 @@ COMMANDS = {
     "predict": Entry(USE, "Predict the classes of new data with a trained model.", "using", "predict"),
     "evaluate": Entry(USE, "Evaluate a trained model on new data.", "using", "evaluate"),
     "export": Entry(USE, "Write a trained model to a file that works without fedsat.", "using", "export"),
-    "look": Entry(LOOK, "Look at data before training: who holds what, and what that suggests.", "look", "look"),
+    "look": Entry(LOOK, "Look at data before training, and get suggestions.", "look", "look"),
     "report": Entry(LOOK, "Write a page that shows runs side by side.", "training", "report"),
     "list": Entry(LOOK, "List methods, models, datasets and so on, with their options.", "listing", "show"),
     "data": Entry(

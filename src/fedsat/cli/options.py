@@ -42,7 +42,11 @@ METAVARS: dict[Any, str | None] = {int: "N", float: "NUMBER", str: "NAME", bool:
 AtOnce = Annotated[
     int,
     typer.Option(
-        "--jobs", help="runs to train at the same time, each in its own process", min=1, rich_help_panel=MACHINE
+        "--jobs",
+        help="runs to train at the same time, each in its own process",
+        min=1,
+        metavar="N",
+        rich_help_panel=MACHINE,
     ),
 ]
 
@@ -60,7 +64,6 @@ Methods = Annotated[
     str,
     typer.Option(
         "--methods",
-        "--algorithms",
         help="methods to compare, separated by commas; fedsat-pwa is a method without one of its parts, "
         "fedavg+psl a method with another part",
         metavar="NAMES",
@@ -195,6 +198,7 @@ def _options(part: type) -> list[inspect.Parameter]:
         kind = _flag_type(field.type)
         words = [word for part in typing.get_args(field.type) for word in typing.get_args(part)]
         metavar = "|".join([METAVARS[kind] or "", *words]) if words else METAVARS[kind]
+        metavar = "NAMES" if typing.get_origin(field.type) is tuple else metavar
         parameters.append(_option(name, kind, _help_text(field), metavar, parse_value if words else None))
     return parameters
 
@@ -230,6 +234,8 @@ def _help_text(field: OptionField) -> str:
     text = field.option.help.replace(" [", " [default: ")
     if typing.get_origin(field.type) is typing.Literal:
         text += f" ({', '.join(typing.get_args(field.type))})"
+    if typing.get_origin(field.type) is tuple:
+        text += "; separated by commas"
     default = field.default
     if field.option.among is not None:
         default = field.option.among.name_of(default)

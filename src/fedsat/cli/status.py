@@ -17,15 +17,25 @@ from fedsat.experiment.store import StoredRun
 from fedsat.flower.presence import Sighting, Status
 from fedsat.report.progress import say
 
+RUNS = Path("runs")
+"""Where runs are by default."""
+
 
 def status(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="folder of the run", show_default=False)],
+    folder: Annotated[
+        Path | None,
+        typer.Argument(metavar="RUN", help="folder of the run [default: all in runs, a line each]", show_default=False),
+    ] = None,
 ) -> None:
     """Show what the nodes of a run are doing: here, working, silent or gone, and since when.
 
     The server writes this into the folder of the run.
     """
-    console, found = Console(), Status.read(folder)
+    console = Console()
+    if folder is None:
+        _show_all(console)
+        return
+    found = Status.read(folder)
     if found is None:
         known = (folder / ON_NODES).is_file()
         raise UsageError(
@@ -39,6 +49,16 @@ def status(
         seen = found.clients.get(client)
         table.add_row(f"{client}", "" if seen is None else f"{seen.node}", _described(seen))
     console.print(table)
+
+
+def _show_all(console: Console) -> None:
+    """Print one line for each run on real nodes."""
+    folders = sorted(path.parent for path in RUNS.glob(f"*/{ON_NODES}"))
+    runs = [(folder, found) for folder in folders if (found := Status.read(folder)) is not None]
+    if not runs:
+        raise UsageError(f"no run in {RUNS} trains on real nodes; give the folder of one")
+    for run, found in runs:
+        say(console, _headline(run, found))
 
 
 def _headline(folder: Path, found: Status) -> str:

@@ -28,7 +28,8 @@ from fedsat.experiment.batch import carry_out, train_shown
 from fedsat.experiment.config import Config
 from fedsat.experiment.defaults import Given
 from fedsat.experiment.folder import NODE_STATES, free_folder
-from fedsat.experiment.jobs import folder_name, plan
+from fedsat.experiment.jobs import batch_folder, folder_name, plan
+from fedsat.experiment.legacy import warn
 from fedsat.experiment.store import Shelf, StoredRun
 from fedsat.report.export import check_table
 from fedsat.report.groups import find_runs
@@ -65,10 +66,12 @@ def run(given: Given, out: Out = None, callback: Hooks = None) -> None:
 def resume(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="folder of the run", show_default=False)],
     rounds: Annotated[
-        int | None, typer.Option(help="rounds in total [default: those of the run]", min=1, show_default=False)
+        int | None,
+        typer.Option(help="rounds in total [default: those of the run]", min=1, metavar="N", show_default=False),
     ] = None,
     minutes: Annotated[
-        float | None, typer.Option(help="minutes in total [default: those of the run]", min=0, show_default=False)
+        float | None,
+        typer.Option(help="minutes in total [default: those of the run]", min=0, metavar="NUMBER", show_default=False),
     ] = None,
     callback: Hooks = None,
 ) -> None:
@@ -136,10 +139,15 @@ TableFile = Annotated[
 ]
 
 
+FormerMethods = Annotated[str | None, typer.Option("--algorithms", hidden=True)]
+"""The name of `--methods` in fedsat 0.1."""
+
+
 @configured(without=("algorithm", "with_", "without", "set_"))
 def compare(
     given: Given,
     methods: Methods = "fedavg,scaffold,fedsat",
+    algorithms: FormerMethods = None,
     seeds: Seeds = 1,
     set_: Settings = None,
     grid: Grid = None,
@@ -152,13 +160,16 @@ def compare(
     """Train the same federation with several methods and show them side by side.
 
     Finished runs in OUT are not repeated, and unfinished ones continue from their last checkpoint. You can therefore
-    interrupt a comparison and repeat the command, with more methods or seeds if needed.
+    interrupt a comparison and repeat the command, with more methods or seeds if needed. Without --out, a comparison
+    with other settings gets its own folder.
     """
     if table_file is not None:
         check_table(table_file)
+    if algorithms is not None:
+        warn(["--algorithms is now called --methods"])
     console = Console()
-    jobs = plan(given, read_names(methods), seeds, read_settings(set_ or []), read_grid(grid or []))
-    folder = out or Path("runs") / folder_name(jobs[0].config, "compare")
+    jobs = plan(given, read_names(algorithms or methods), seeds, read_settings(set_ or []), read_grid(grid or []))
+    folder = out or batch_folder(Path("runs"), "compare", jobs)
     outcome = carry_out(ConsoleDisplay(console), jobs, Shelf(folder), at_once)
     if outcome.runs:
         compared = Comparison(outcome.runs, _share(target))

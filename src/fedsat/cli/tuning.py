@@ -21,9 +21,8 @@ from fedsat.cli.options import (
     read_settings,
 )
 from fedsat.cli.sections import SEARCH
-from fedsat.experiment.config import Config
 from fedsat.experiment.defaults import Given
-from fedsat.experiment.jobs import contenders, folder_name
+from fedsat.experiment.jobs import batch_folder, contenders
 from fedsat.experiment.store import Shelf
 from fedsat.experiment.tuning import HOLDOUT, Search
 from fedsat.report.progress import ConsoleDisplay, say
@@ -77,7 +76,8 @@ def tune(
     given = given.also([("holdout", holdout)])
     found = contenders(given, read_names(methods), seeds, read_settings(set_ or []), read_grid(grid or []))
     search = Search.of(found, metric, trials, sampler)
-    folder = out or Path("runs") / folder_name(Config.of(given.table), "tune")
+    jobs = [job for each in found for choice in each.choices for job in each.jobs(choice)]
+    folder = out or batch_folder(Path("runs"), "tune", jobs)
     done, outcome = search.run(ConsoleDisplay(console), Shelf(folder), at_once)
     tuning = Tuning(done, search.metric, outcome.failures)
     console.print(terminal_table(tuning.table))

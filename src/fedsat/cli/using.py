@@ -97,7 +97,7 @@ def evaluate(
     evaluation = predictor.evaluate(found.x, found.labels, sensitivity=wanted)
     values = evaluated_values(evaluation, predictor.info.class_names)
     for table in evaluated_tables(values):
-        console.print(table)
+        console.print(table, "")
     say(console, _described(predictor))
     thresholds = _tell_thresholds(console, predictor, wanted)
     if out is not None:

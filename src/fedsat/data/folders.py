@@ -33,6 +33,8 @@ def load_folder(
         if image_size is not None:
             raise UsageError(f"{folder} holds arrays; image_size is for folders of image files")
         return _from_npz(folder, seed, class_names)
+    if folder.is_file():
+        raise DataError(f"{folder} cannot be read as a dataset; give a .csv, .parquet or .npz file, or a folder")
     if not folder.is_dir():
         raise DataError(f"there is no folder {folder}")
     if image_size is not None and image_size < 1:

@@ -17,7 +17,7 @@ from fedsat.data.objects import NO_COLUMNS, as_dataset
 from fedsat.data.schema import Columns
 from fedsat.entry_points import load_offer, offers
 from fedsat.errors import DataError, UsageError
-from fedsat.options import import_object
+from fedsat.registry import import_object
 
 
 def load(

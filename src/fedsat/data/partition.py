@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from fedsat import options
 from fedsat.data.npy import read_npy
 from fedsat.errors import DataError, UsageError
-from fedsat.options import Option, Registry, Spec
+from fedsat.options import Option, Spec
+from fedsat.registry import Registry
 from fedsat.seeding import Indices, generator
 
 Beta = Annotated[float, Option("β of the Dirichlet distribution; smaller is more uneven", above=0)]

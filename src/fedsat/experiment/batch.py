@@ -87,7 +87,7 @@ def _showing(display: Display, runs: Sequence[Shown]) -> Iterator[RoundFunction 
 def _say_kept(display: Display, shown: Shown, end: BaseException) -> None:
     """Say how many rounds there are of a run that was stopped or has failed."""
     run = shown.run
-    if run.folder is not None and run.folder.path.is_dir():
+    if run.folder is not None and run.folder.path.is_dir() and run.training.rounds:
         again = shown.label is None and run.checkpoints is not None and not isinstance(end, TrainingError)
         hint = f"; continue with fedsat resume {run.folder.path}" if again else ""
         display.say(f"{run.training.rounds} rounds are kept in {run.folder.path}{hint}")

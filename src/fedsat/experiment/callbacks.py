@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedsat.errors import UsageError
 from fedsat.metrics import RoundRecord
-from fedsat.options import import_object
+from fedsat.registry import import_object
 
 if TYPE_CHECKING:
     from fedsat.experiment.run import Run

@@ -62,7 +62,7 @@ class Card:
 
     @property
     def _classes(self) -> list[str]:
-        return list(self.summary["class_names"])
+        return list(map(_name, self.summary["class_names"]))
 
     @property
     def _round(self) -> int:
@@ -102,7 +102,7 @@ class Card:
 
     def _takes(self) -> str:
         if self.inputs.schema is not None:
-            names = ", ".join(f"{column.name} ({column.kind})" for column in self.inputs.schema.columns)
+            names = ", ".join(f"{_name(column.name)} ({column.kind})" for column in self.inputs.schema.columns)
             return f"The input is a table with the columns {names}."
         shape = " × ".join(map(str, self.inputs.shape))
         return f"A sample is {shape}{' pixels, uint8' if self.inputs.pixels else ' numbers'}."
@@ -240,7 +240,7 @@ class Card:
         for client, cell in zip(clients, shown, strict=True):
             own: NDArray[Any] = counts[client]
             share = f"{100 * own.max() / own.sum():.1f}" if own.sum() else "–"
-            rows.append([names[client], f"{own.sum():,}", str(int((own > 0).sum())), share, cell])
+            rows.append([_name(names[client]), f"{own.sum():,}", str(int((own > 0).sum())), share, cell])
         return head, rows
 
     def _limits(self) -> Iterator[Block]:
@@ -280,7 +280,7 @@ class Card:
         elif chosen.startswith(TEST):
             yield "This model was chosen on the test set, so its results above are optimistic."
         if not self.thresholds:
-            yield "There are no thresholds for a wanted sensitivity, which need validation samples."
+            yield "There are no thresholds for a given sensitivity; these need validation samples."
         elif self.federation is not None:
             counts = self._validated(self.federation)
             few = [f"{name} ({count})" for name, count in zip(self._classes, counts, strict=True) if count < FEW]
@@ -311,6 +311,11 @@ class Card:
         if self._made.get("command"):
             facts.insert(0, f"command: `{self._made['command']}`")
         yield Items(facts)
+
+
+def _name(text: str) -> str:
+    """Return a name in the user's data without the sign that marks code in a document."""
+    return text.replace("`", "'")
 
 
 def _number(value: Any) -> float | None:

@@ -15,15 +15,15 @@ from fedsat.algorithms import SGD, Algorithm, algorithms, optimizers
 from fedsat.data import Columns, Dataset, Partition, load, long_tailed, partitions, with_holdout
 from fedsat.engine import EngineName, Precision
 from fedsat.errors import UsageError, unknown
+from fedsat.experiment.combinations import check_combination
 from fedsat.experiment.legacy import modern_table, renamed, warn
 from fedsat.experiment.parts import method_name
 from fedsat.metrics import ClientAccuracy
 from fedsat.models import FROM_DATA, models
-from fedsat.options import Option, Registry, check, options_of
+from fedsat.options import Option, check, options_of
+from fedsat.registry import Registry
 from fedsat.rounds import Attack, LocalTraining, LrSchedule, Privacy, attacks, lr_schedules, privacies
 from fedsat.rounds.ledger import Budget, Ledger
-from fedsat.rounds.privacy import refuse_privacy
-from fedsat.rounds.secure import refuse_secure
 
 PARTS: dict[str, Registry[Any]] = {
     "partition": partitions,
@@ -173,7 +173,7 @@ class Config:
     partition: Annotated[Partition, Option("how samples are split among clients", among=partitions)] = partitions.build(
         "lsmc"
     )
-    model: Annotated[Any, Option("the network, and its options")] = "mlp"
+    model: Annotated[Any, Option("the network")] = "mlp"
     optimizer: Annotated[SGD, Option("the clients' optimizer", among=optimizers)] = SGD()
     lr_schedule: Annotated[LrSchedule, Option("the learning rate over the rounds", among=lr_schedules)] = LrSchedule()
     algorithm: Annotated[Algorithm, Option("the federated method", among=algorithms)] = algorithms.build("fedsat")
@@ -190,60 +190,7 @@ class Config:
                 "dataset is empty; give a name (see fedsat list datasets) or a folder, such as . for the current one"
             )
         models.arguments(self.model)
-        if self.per_round > self.clients:
-            raise UsageError(f"per_round is {self.per_round}; there are only {self.clients} clients")
-        if 0 < self.max_norm < 1:
-            raise UsageError(
-                f"max_norm is {self.max_norm:g}; it must be 0 (no limit) or at least 1, or it could refuse every update"
-            )
-        if self.stragglers and (self.steps or self.epochs) == 1:
-            what = "steps" if self.steps else "epochs"
-            raise UsageError(
-                f"stragglers do fewer {what} than the others, but {what} is 1, so set {what} to at least 2"
-            )
-        if (type(self.attack) is Attack) != (self.attackers == 0):
-            raise UsageError(
-                f"attack is {attacks.name_of(self.attack)!r} and attackers is {self.attackers:g}; "
-                "give both, such as --attack sign-flip --attackers 0.2, or neither"
-            )
-
-        self._check_training()
-        self._check_privacy()
-
-    def _check_privacy(self) -> None:
-        """Refuse methods that cannot be private, and a budget that nothing spends."""
-        refuse_privacy(self.privacy, self.algorithm, self.method)
-        if self.budget and not self.privacy.active:
-            raise UsageError("budget is set, but privacy is 'none'; use --privacy local or --privacy central")
-        if self.report_at_least > 1 and self.privacy.noisy_reports:
-            raise UsageError(
-                f"report_at_least is {self.report_at_least}, but privacy is {privacies.name_of(self.privacy)!r}, whose "
-                "noise hides rare classes already; remove report_at_least"
-            )
-        Budget.of(self.budget)
-        if self.secure_aggregation:
-            self._check_secure()
-
-    def _check_secure(self) -> None:
-        """Refuse what needs more than the sum of the updates."""
-        refuse_secure(self.algorithm, self.method, self.per_round)
-        if self.max_norm not in (0, Config.max_norm):
-            raise UsageError(
-                f"max_norm is {self.max_norm:g}, but with secure aggregation, the server sees no single update whose "
-                "length it could check; remove max_norm"
-            )
-
-    def _check_training(self) -> None:
-        """Refuse local training under which the method's formulas do not hold, and settings that have no effect."""
-        given = {**vars(self.optimizer), "steps": self.steps}
-        if type(self.optimizer) is not SGD:
-            given["optimizer"] = optimizers.name_of(self.optimizer)
-        for name, why in self.algorithm.refuses.items():
-            if value := given.get(name):
-                here = value if isinstance(value, str) else f"{value:g}"
-                raise UsageError(f"{self.method} does not take {name} (here {here}): {why}")
-        if self.lr_schedule.warmup >= self.rounds:
-            raise UsageError(f"lr_schedule.warmup is {self.lr_schedule.warmup}; the run has {self.rounds} rounds")
+        check_combination(self)
 
     @property
     def local_training(self) -> LocalTraining:

@@ -55,19 +55,23 @@ def export(predictor: Predictor, path: Path, to: Target = "onnx") -> Path:
     graph = Standalone(predictor.network, inputs).eval()
     samples = example_samples(inputs)
     writer = _write_onnx if to == "onnx" else _write_torch
-    with _quiet():
-        program = _traced(graph, torch.from_numpy(samples))
-        try:
-            exported = writer(program, path, texts)
-        except OSError as error:
-            raise UsageError(f"cannot write {path} ({error.strerror or error})") from error
-        found = exported(samples)
     read = samples if inputs.schema is None else inputs.schema.inputs(samples)
     expected = predictor.outputs(torch.from_numpy(read)).softmax(-1).numpy()
-    off = float(np.abs(found - expected).max())
-    if not off <= TOLERANCE:  # also NaN
-        path.unlink(missing_ok=True)
-        raise FedsatError(f"the exported model's probabilities differ by {off:.2g} from torch's; {path} was removed")
+    # Under another name until it is checked, so that an earlier file is replaced by a good one only.
+    unchecked = path.with_name(f"{path.name}.part")
+    try:
+        with _quiet():
+            found = writer(_traced(graph, torch.from_numpy(samples)), unchecked, texts)(samples)
+        off = float(np.abs(found - expected).max())
+        if not off <= TOLERANCE:  # also NaN
+            raise FedsatError(
+                f"the exported model's probabilities differ by {off:.2g} from torch's; no file was written"
+            )
+        unchecked.replace(path)
+    except OSError as error:
+        raise UsageError(f"cannot write {path} ({error.strerror or error})") from error
+    finally:
+        unchecked.unlink(missing_ok=True)
     return path
 
 

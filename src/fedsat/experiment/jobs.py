@@ -6,15 +6,17 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, TypeVar
 
 from fedsat.algorithms import algorithms
 from fedsat.errors import UsageError, unknown
-from fedsat.experiment.config import Config
+from fedsat.experiment.config import Config, read
 from fedsat.experiment.defaults import Given
+from fedsat.experiment.folder import CONFIG
 from fedsat.experiment.parts import method_parts
 from fedsat.experiment.settings import full_name, names_a_part, override, setting_names
-from fedsat.experiment.store import file_name
+from fedsat.experiment.store import file_name, identity
 from fedsat.options import options_of
 
 MOST_SEEDS = 10_000
@@ -137,3 +139,22 @@ def folder_name(config: Config, what: str) -> str:
     """Return the name of a folder in `runs`, made from the data, the partition and the methods."""
     partition = config.table()["partition"]["name"]
     return file_name(f"{config.dataset_label}-{partition}-{what}")
+
+
+def batch_folder(parent: Path, what: str, jobs: Sequence[Job]) -> Path:
+    """Return the folder in `parent` for the runs of a comparison or a search.
+
+    It is one that has runs of the same experiment, which may differ in method and seed, or else a new one. So a
+    repeated command finds its runs, also with more methods or seeds, and another experiment gets its own folder.
+    """
+    wanted, name = _experiments(job.config.table() for job in jobs), folder_name(jobs[0].config, what)
+    for number in itertools.count(1):
+        folder = parent / (name if number == 1 else f"{name}-{number}")
+        there = _experiments(read(path) for path in folder.glob(f"*/{CONFIG}"))
+        if not there or wanted & there:
+            break
+    return folder
+
+
+def _experiments(tables: Iterable[Mapping[str, Any]]) -> set[str]:
+    return {identity(table, without=("algorithm", "seed")) for table in tables}

@@ -13,7 +13,7 @@ from typing import Any
 
 from fedsat.algorithms import Algorithm, aggregators, algorithms, objectives, weightings
 from fedsat.errors import UsageError, unknown
-from fedsat.options import Registry
+from fedsat.registry import Registry
 
 KINDS: dict[str, Registry[Any]] = {"objective": objectives, "weighting": weightings, "aggregator": aggregators}
 """The kinds of parts. Every method has one of each."""

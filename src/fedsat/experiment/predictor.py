@@ -123,7 +123,7 @@ class Predictor:
         )
 
     def thresholds(self, sensitivity: Sensitivity) -> Floats:
-        """Return the threshold of each class for a wanted sensitivity, [m]; NaN for a class without one."""
+        """Return the threshold of each class for a given sensitivity, [m]; NaN for a class without one."""
         if self.info.thresholds is None:
             raise UsageError(
                 f"{self.path} has no thresholds: they need a completed run with validation samples, such as "

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from fedsat.algorithms import Model
 from fedsat.errors import FedsatError, UsageError
 from fedsat.experiment.average import running_mean
 from fedsat.experiment.callbacks import Callback, Callbacks, RoundFunction, as_callbacks
-from fedsat.experiment.card import Card
 from fedsat.experiment.checkpoint import KEPT, Checkpoint, Checkpoints, RunState
 from fedsat.experiment.client_states import StateFolder
 from fedsat.experiment.config import Config
+from fedsat.experiment.ending import final_evaluation, final_summary, model_card
 from fedsat.experiment.environment import environment
 from fedsat.experiment.folder import MODELS, RECORDS_SHA256, RunFolder
 from fedsat.experiment.interrupt import STOPPED, signals_raise
@@ -29,19 +27,16 @@ from fedsat.experiment.store import identity
 from fedsat.experiment.summary import final_measures, mean_over, round_record, summarise
 from fedsat.metrics import (
     Detail,
-    Evaluation,
     Metric,
     RoundRecord,
     compared,
     detail_of,
     is_imbalanced,
-    known,
     measure,
     single,
 )
 from fedsat.metrics.thresholds import Thresholds
-from fedsat.rounds import FederationState, Sampling, attacks, run_round, start, timed
-from fedsat.rounds.ledger import Budget
+from fedsat.rounds import FederationState, Sampling, run_round, start, timed
 from fedsat.rounds.local import Request
 from fedsat.rounds.round import clients_of_round
 
@@ -116,29 +111,7 @@ class Run:
     @property
     def notes(self) -> list[str]:
         """Notes for the user before the first round."""
-        config, federation = self.setup.config, self.setup.federation
-        notes = list(self.setup.notes)
-        nodes = 1 + config.clients - config.per_round
-        if config.algorithm.weighting.needs_counts and config.workers > nodes:
-            notes.append(
-                f"workers is {config.workers}, but a round has only {nodes}: the client itself and those not sampled"
-            )
-        if (ledger := self.setup.ledger) is not None and config.budget:
-            lasts = ledger.affordable(Budget.of(config.budget).epsilon, config.rounds)
-            if lasts < config.rounds:
-                notes.append(f"the privacy budget lasts for {lasts} of {config.rounds} rounds")
-        if federation is None:
-            return notes
-        lacking = sum(not len(own) for own in federation.validation)
-        if lacking:
-            notes.append(f"{lacking} clients have no validation samples; as workers, they report nothing")
-        attackers = len(self.setup.faults.attackers)
-        if attackers:
-            notes.append(
-                f"{attackers} of {federation.clients} clients are malicious ({attacks.name_of(config.attack)})"
-            )
-        note = config.algorithm.objective.note(torch.from_numpy(federation.class_counts))
-        return notes if note is None else [*notes, note]
+        return [*self.setup.notes, *self.setup.remarks]
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -229,13 +202,13 @@ class Run:
 
     def _thresholds(self, model: Model) -> Thresholds | None:
         """Return a final model's thresholds by the validation samples; nodes are not asked for so much again."""
-        if not self._has_thresholds:
+        if not self.has_thresholds:
             return None
         held = self.setup.engine.validate(model, Detail(scores=True))
         return None if held is None or held.histograms is None else Thresholds.of(held.histograms)
 
     @property
-    def _has_thresholds(self) -> bool:
+    def has_thresholds(self) -> bool:
         """Whether saved models have thresholds."""
         return self.status == "completed" and self.setup.federation is not None and self.setup.validates
 
@@ -294,67 +267,19 @@ class Run:
             self.save_model("best", self.state.best)
         if self.state.averaged is not None:
             self.save_model("averaged", self.state.averaged)
-        summary = self._final_summary(status, error)
-        if (final := self._final_evaluation(self.model)) is not None:
+        summary = final_summary(self, error)
+        if (final := final_evaluation(self, self.model)) is not None:
             self.folder.save_counts(final)
             summary["final"] = final_measures(final, self.setup.metrics, self.setup.config.seed)
         self.save_model("last", self.model)
-        self.folder.save_card(self._card(summary, final).document())
+        self.folder.save_card(model_card(self, summary, final).document())
         summary[RECORDS_SHA256] = self.folder.reach.digest.hexdigest()
         self.folder.finish(summary)
         if self.checkpoints is not None:
             self.checkpoints.end(keep=KEPT if status != "completed" else 1 if for_more else 0)
 
-    def _final_evaluation(self, model: Model) -> Evaluation | None:
-        """Return the evaluation of a final model, with the scores; on real nodes, the last, with what metrics need."""
-        if self.setup.federation is None:
-            return self.state.evaluation
-        if self.status != "completed" or self.state.evaluation is None:
-            return None
-        return self.setup.engine.evaluate([model], self.setup.config.client_accuracy, Detail(scores=True))[0]
-
-    def _card(self, summary: Mapping[str, Any], final: Evaluation | None) -> Card:
-        """Return the model card, about the model that a user gets by default."""
-        setup, chosen, best = self.setup, self.selected, self.state.best
-        serves_best = chosen is not None and best is not None
-        number = chosen["round"] if chosen else self.training.rounds
-        found = next((record.metrics for record in self.records if record.round == number), {})
-        evaluation = final
-        if serves_best and best is not None:
-            evaluation = self._final_evaluation(best) if setup.federation is not None else None
-        return Card(
-            summary,
-            setup.config.table(),
-            setup.inputs,
-            "best" if serves_best else "last",
-            evaluation,
-            found,
-            setup.federation,
-            self._has_thresholds,
-            sum(tensor.numel() for tensor in self.model.params.values()),
-        )
-
     def _affords_a_last_checkpoint(self) -> bool:
         return self.checkpoints is not None and self.checkpoints.due_at_the_end(self.training)
-
-    def _final_summary(self, status: str, error: str | None) -> dict[str, Any]:
-        """Return the contents of `summary.json`."""
-        state = self.state
-        summary: dict[str, Any] = {"status": status, **({"error": error} if error else {})}
-        summary |= {"stopped": self.stopped} if self.stopped is not None else {}
-        summary |= {"selected": self.selected} if self.selected is not None else {}
-        summary |= {"restored": self.restored} if self.restored is not None else {}
-        summary |= {"method": self.setup.config.method, **self.summary}
-        if self.setup.metrics:
-            summary["metrics"] = [each.description() for each in self.setup.metrics]
-        if state.evaluation is not None:
-            summary["confusion"] = state.evaluation.confusion.tolist()
-            summary["client_accuracies"] = known(state.evaluation.client_accuracies.round(4))
-        summary["class_names"] = list(self.setup.engine.class_names)
-        if self.setup.federation is None:
-            summary["data"] = "on the nodes"
-        summary["made_with"] = environment(self.setup.device)
-        return summary
 
 
 def prepare(config: Config, out: Path | None = None) -> Run:

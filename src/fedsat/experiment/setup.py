@@ -19,7 +19,7 @@ from fedsat.experiment.stopping import TEST, USUAL, Criterion, EarlyStopping, Pr
 from fedsat.experiment.trackers import Tracker, find_trackers
 from fedsat.metrics import CHOICES, METRICS, NO_DETAIL, Metric, find_metrics
 from fedsat.models import build_model
-from fedsat.rounds import Engine, Faults
+from fedsat.rounds import Engine, Faults, attacks
 from fedsat.rounds.ledger import Budget, Ledger
 from fedsat.rounds.privacy import refuse_buffers
 from fedsat.rounds.sampling import draw_attackers
@@ -121,6 +121,33 @@ class Setup:
     def fingerprint(self) -> str:
         """A checksum of the data and of their assignment to clients; empty on real nodes."""
         return "" if self.federation is None else self.federation.fingerprint
+
+    @property
+    def remarks(self) -> list[str]:
+        """What the user should know about the configuration before the first round."""
+        config, federation, notes = self.config, self.federation, list[str]()
+        nodes = 1 + config.clients - config.per_round
+        if config.algorithm.weighting.needs_counts and config.workers > nodes:
+            notes.append(
+                f"workers is {config.workers}, but a round has only {nodes}: the client itself, and clients that are "
+                "not sampled"
+            )
+        if (ledger := self.ledger) is not None and config.budget:
+            lasts = ledger.affordable(Budget.of(config.budget).epsilon, config.rounds)
+            if lasts < config.rounds:
+                notes.append(f"the privacy budget lasts for {lasts} of {config.rounds} rounds")
+        if federation is None:
+            return notes
+        lacking = sum(not len(own) for own in federation.validation)
+        if lacking:
+            notes.append(f"{lacking} clients have no validation samples; as workers, they report nothing")
+        attackers = len(self.faults.attackers)
+        if attackers:
+            notes.append(
+                f"{attackers} of {federation.clients} clients are malicious ({attacks.name_of(config.attack)})"
+            )
+        note = config.algorithm.objective.note(torch.from_numpy(federation.class_counts))
+        return notes if note is None else [*notes, note]
 
     @staticmethod
     def of(config: Config) -> Setup:

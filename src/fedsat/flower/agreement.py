@@ -26,7 +26,8 @@ from fedsat.errors import FedsatError, UsageError, unknown
 from fedsat.experiment.config import PARTS, Config
 from fedsat.experiment.legacy import modern_table
 from fedsat.flower.limits import memory_limit, time_limit
-from fedsat.options import Option, Registry, check, options_of
+from fedsat.options import Option, check, options_of
+from fedsat.registry import Registry
 from fedsat.rounds.ledger import Budget
 from fedsat.rounds.privacy import Local
 from fedsat.secure.shares import PEERS

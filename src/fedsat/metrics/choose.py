@@ -23,7 +23,7 @@ from fedsat.entry_points import load_offer, offers
 from fedsat.errors import UsageError, unknown
 from fedsat.metrics.evaluation import NO_DETAIL, Detail, Evaluation
 from fedsat.metrics.table import CHOICES, METRICS, Compute, Metric, Unit, single
-from fedsat.options import import_object
+from fedsat.registry import import_object
 
 
 def metric(

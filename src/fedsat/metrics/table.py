@@ -119,7 +119,7 @@ class Measure:
         return _over_classes(np.nanmin if self.higher_is_better else np.nanmax, values)
 
     def gap(self, values: Floats) -> Floats:
-        """Return the difference of the best and the worst of the values along the last axis."""
+        """Return the difference between the best and the worst of the values along the last axis."""
         return _over_classes(np.nanmax, values) - _over_classes(np.nanmin, values)
 
 
@@ -159,10 +159,10 @@ FORMS: dict[str, str] = {
     "weighted_": "the mean over the classes, weighted by their test samples",
     "class_": "one number per class",
     "worst_class_": "the worst class",
-    "class_gap_": "the difference of the best and the worst class",
+    "class_gap_": "the difference between the best and the worst class",
     "client_": "one number per client: its mean over the classes",
     "worst_client_": "the worst client",
-    "client_gap_": "the difference of the best and the worst client",
+    "client_gap_": "the difference between the best and the worst client",
 }
 """Prefixes of a measure's name, as in `worst_class_f1`, and what the resulting metric is."""
 

@@ -1,4 +1,4 @@
-"""Thresholds on the probability of a class, for a wanted sensitivity on validation samples.
+"""Thresholds on the probability of a class, for a given sensitivity on validation samples.
 
 The threshold of a class for the sensitivity s is the largest one that at least s of the class's validation samples
 reach. It is read from the histograms of scores, so it is the lower edge of a bin.
@@ -24,7 +24,7 @@ FEW = 20
 """With fewer validation samples of a class, its threshold depends on single samples."""
 
 Sensitivity = float | Mapping[str, float]
-"""A wanted sensitivity: of classes by their names, or one number; see `Thresholds.at`."""
+"""A sensitivity to reach: of classes by their names, or one number; see `Thresholds.at`."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Thresholds:
         return found
 
     def at(self, sensitivity: Sensitivity, class_names: Sequence[str]) -> Floats:
-        """Return each class's threshold for a wanted sensitivity, [m]; NaN for a class without one.
+        """Return each class's threshold for a given sensitivity, [m]; NaN for a class without one.
 
         One number is for every class. With two classes, it is for the one with fewer validation samples, because a
         threshold of one of two classes decides about both.

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from fedsat.errors import UsageError
-from fedsat.options import Option, Registry, Spec
+from fedsat.options import Option, Spec
+from fedsat.registry import Registry
 from fedsat.seeding import generator
 
 models: Registry[nn.Module] = Registry("model", nn.Module, "models")

@@ -198,11 +198,15 @@ def comparison(groups: Sequence[Group], target: float | None = None) -> Comparis
             cells.append((format_rounds(result.reached), "best" if first else ""))
         if private:
             cells.append(("∞" if result.epsilon is None else f"{result.epsilon:.2f}", ""))
-        rows.append([*cells, (f"{result.seconds:.1f}", ""), (f"{result.megabytes:,.0f}", "")])
+        rows.append([*cells, (_seconds(result.seconds), ""), (f"{result.megabytes:,.0f}", "")])
     headings = ["", *(each.heading for each in metrics), "last %", "best %"]
     headings += [f"rounds to {100 * target:g} %"] if target is not None else []
     headings += ["ε"] if private else []
     return ComparisonTable([*headings, "s", "MB"], rows, _legend(found, metrics, comparable), explain_terms(groups))
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.1f}" if seconds < 100 else f"{seconds:,.0f}"
 
 
 def _federation(group: Group) -> str:

@@ -44,7 +44,7 @@ def _figures(charts: Mapping[str, Any]) -> dict[str, Figure]:
     entries: list[Entry] = charts["groups"]
     curves = [*charts["metrics"], {"name": EFFECTIVE, "title": "effective clients, 1/Σϑ²", "unit": ""}]
     drawn = {curve["name"]: curve_figure(entries, curve) for curve in curves}
-    drawn["clients"] = _single(lambda axes: draw_clients(axes, entries), height=1.2 + 0.35 * len(entries))
+    drawn["clients"] = _client_figure(entries)
     for number, federation in enumerate(charts["federations"]):
         suffix = f"-{number + 1}" if len(charts["federations"]) > 1 else ""
         drawn[f"partition{suffix}"] = _single(lambda axes, f=federation: draw_partition(axes, f), width=8)
@@ -75,6 +75,15 @@ def curve_figure(entries: Sequence[Entry], curve: Mapping[str, str]) -> Figure:
     handles = [line for line in figure.axes[0].lines if not str(line.get_label()).startswith("_")]
     if handles:
         _add_legend(figure, handles)
+    return figure
+
+
+def _client_figure(entries: Sequence[Entry]) -> Figure:
+    """A figure of the clients' accuracies, enlarged by the labels of the rows so that the plot keeps its size."""
+    figure = _single(lambda axes: draw_clients(axes, entries), height=1.2 + 0.35 * len(entries))
+    width, height = figure.get_size_inches()
+    labels = max(label.get_window_extent().width for label in figure.axes[0].get_yticklabels())
+    figure.set_size_inches(width + labels / figure.dpi, height)
     return figure
 
 

@@ -15,11 +15,13 @@ from fedsat.experiment.settings import flatten
 from fedsat.experiment.store import ONLY_HOW, StoredRun, completed
 
 MAX_SETTINGS = 4
-"""Maximum number of settings in a label. If a run differs from others in more, its label names its folder instead."""
+"""If a run differs from others in more settings than this, labels name only those that tell the runs apart."""
 IGNORED = {"seed", "metrics", *ONLY_HOW}
 """Settings that labels and the line above the table omit: the user's metrics are columns of the table."""
 STATED = ("dataset", "partition.name", "model.name", "clients", "per_round", "rounds")
 """Settings that are stated first, in words."""
+NAMES = ("dataset", "partition.name", "model.name")
+"""Settings whose value says what it is, so labels give it alone: `lsmc` instead of `partition=lsmc`."""
 
 
 class Settings:
@@ -50,8 +52,59 @@ class Settings:
     @cached_property
     def to_name(self) -> list[str]:
         """The settings that labels name besides the method, those of the method first."""
-        keys = [key for key in self.differing if not _in_method_name(key, self)]
+        keys = self.telling if self.abridged else self._unnamed
         return sorted(keys, key=lambda key: not key.startswith("algorithm."))
+
+    @cached_property
+    def _unnamed(self) -> list[str]:
+        """The differing settings that the name of the method does not imply."""
+        return [key for key in self.differing if not _in_method_name(key, self)]
+
+    @cached_property
+    def abridged(self) -> bool:
+        """Whether runs differ in too many settings for labels to name all of them."""
+        numbers = range(len(self.runs))
+        return any(sum(self.differs(key, run) for key in self._unnamed) > MAX_SETTINGS for run in numbers)
+
+    @cached_property
+    def telling(self) -> list[str]:
+        """A few settings that together tell the runs apart: data, partition and model, then the most telling ones."""
+        known = sorted(self._unnamed, key=lambda key: STATED.index(key) if key in STATED else len(STATED))
+        found = [key for key in NAMES if key in known]
+
+        def told_apart(keys: Sequence[str]) -> int:
+            pairs = zip(self.runs, self.tables, strict=True)
+            return len({(run.method, *(str(table.get(key)) for key in keys)) for run, table in pairs})
+
+        while known := [key for key in known if key not in found]:
+            best = max(known, key=lambda key: told_apart([*found, key]))
+            if told_apart([*found, best]) == told_apart(found):
+                break
+            found.append(best)
+        return sorted(found, key=lambda key: key.startswith("algorithm."))
+
+    def words(self, run: int) -> list[str]:
+        """The settings that a run's label names.
+
+        Of the `telling` ones, these are the ones in which it differs from runs that have its values of those before.
+        """
+        keys = [key for key in self.to_name if self.differs(key, run)]
+        if self.abridged:
+            keys = [key for key in keys if len(self._branches[self._branch(key, self.tables[run])]) > 1]
+        return [self.written(key, run) for key in keys]
+
+    @cached_property
+    def _branches(self) -> dict[tuple[str, ...], set[str]]:
+        """The values of each of the `telling` settings among runs that agree in those before."""
+        found: dict[tuple[str, ...], set[str]] = {}
+        for table in self.tables:
+            for key in self.telling:
+                found.setdefault(self._branch(key, table), set()).add(str(table.get(key)))
+        return found
+
+    def _branch(self, key: str, table: Mapping[str, Any]) -> tuple[str, ...]:
+        before = self.telling[: self.telling.index(key)]
+        return (key, *_parts(key, table), *(str(table.get(each)) for each in before))
 
     @property
     def name_methods(self) -> bool:
@@ -68,11 +121,12 @@ class Settings:
     def written(self, key: str, run: int) -> str:
         """Return a setting as `name=value`, with the shortest name that is unique among the run's settings."""
         value = self.tables[run].get(key)
+        text = str(value).lower() if isinstance(value, bool) or value is None else str(value)
         if key == "dataset":
             paths = {str(table.get(key)) for table in self.tables}
-            short = Counter(Path(path).name for path in paths)[Path(str(value)).name] == 1
-            return f"dataset={Path(str(value)).name if short else value}"
-        text = str(value).lower() if isinstance(value, bool) or value is None else str(value)
+            text = Path(text).name if Counter(Path(path).name for path in paths)[Path(text).name] == 1 else text
+        if key in NAMES:
+            return text
         return f"{_short_name(key, self.tables[run])}={text}"
 
 
@@ -80,11 +134,8 @@ def make_labels(runs: Sequence[StoredRun]) -> list[str]:
     """One label for each run, all of them different: its method, and the settings in which it differs from others."""
     settings, labels = Settings(runs), []
     for number, run in enumerate(runs):
-        words = [settings.written(key, number) for key in settings.to_name if settings.differs(key, number)]
-        if len(words) > MAX_SETTINGS:
-            labels.append(f"{run.method} ({run.folder.name})")
-        else:
-            labels.append(", ".join([run.method, *words] if settings.name_methods or not words else words))
+        words = settings.words(number)
+        labels.append(", ".join([run.method, *words] if settings.name_methods or not words else words))
     return _distinct(labels, runs)
 
 
@@ -107,18 +158,14 @@ def shared_settings(runs: Sequence[StoredRun]) -> str:
     words += [Path(str(table["dataset"])).name] if "dataset" not in differing else []
     if "partition.name" not in differing:
         options = [key for key in settings.keys if key.startswith("partition.") and key not in differing]
-        words.append(" ".join(_bare(settings.written(key, 0)) for key in options))
+        words.append(" ".join(settings.written(key, 0) for key in options))
     words += [str(table["model.name"])] if "model.name" not in differing else []
     if "clients" not in differing:
         sampled = "" if "per_round" in differing else f"{table['per_round']} of "
         words.append(f"{sampled}{table['clients']} clients")
     words += [f"{table['rounds']} rounds"] if "rounds" not in differing else []
-    return ", ".join([*words, *_changed(settings)]) or "runs with different settings"
-
-
-def _bare(setting: str) -> str:
-    """The partition by its name alone: `lsmc` instead of `partition=lsmc`."""
-    return setting.removeprefix("partition=")
+    line = ", ".join([*words, *_changed(settings)]) or "runs with different settings"
+    return f"{line}; labels name only some of the settings that differ" if settings.abridged else line
 
 
 def _changed(settings: Settings) -> list[str]:
@@ -131,7 +178,7 @@ def _changed(settings: Settings) -> list[str]:
             stated = key in STATED or (part == "partition" and "partition.name" not in settings.differing)
             if key in IGNORED or stated or settings.differs(key, number) or _in_method_name(key, settings):
                 continue
-            if part == "partition" or (key in defaults and value != defaults[key]):
+            if key in defaults and value != defaults[key]:
                 found.setdefault((part, settings.written(key, number)), {})[settings.owner(part, number)] = None
     texts = []
     for (part, text), owners in found.items():
@@ -142,13 +189,18 @@ def _changed(settings: Settings) -> list[str]:
 
 def _parts_only(table: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration with its parts but none of their options, to be completed with defaults."""
-    parts = {key: _names_only(value) for key, value in table.items() if key in PARTS and isinstance(value, Mapping)}
+    parts = {key: _names_only(key, value) for key, value in table.items() if key in PARTS}
     return {"dataset": table["dataset"], **parts}
 
 
-def _names_only(part: Mapping[str, Any]) -> dict[str, Any]:
-    nested = {key: _names_only(value) for key, value in part.items() if isinstance(value, Mapping)}
-    return {"name": part["name"], **nested}
+def _names_only(kind: str, part: Mapping[str, Any]) -> dict[str, Any]:
+    """A part by its name, with the parts of a method that it does not have by default; a preset sets their options."""
+    usual = completed({kind: {"name": part["name"]}})[kind]
+    nested = {key: {"name": value["name"]} for key, value in part.items() if isinstance(value, Mapping)}
+    return {
+        "name": part["name"],
+        **{key: value for key, value in nested.items() if value["name"] != usual.get(key, {}).get("name")},
+    }
 
 
 def _parts(key: str, table: Mapping[str, Any]) -> tuple[str, ...]:

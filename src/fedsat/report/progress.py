@@ -1,12 +1,13 @@
-"""The progress of a run: a live bar on terminals and in notebooks, plain lines elsewhere."""
+"""The progress of a run on a console: a live bar on terminals, plain lines elsewhere."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fedsat.experiment.batch import Shown
 from fedsat.experiment.callbacks import RoundFunction
@@ -14,21 +15,32 @@ from fedsat.experiment.run import Run
 from fedsat.metrics import RoundRecord
 from fedsat.report.tables import percent
 
+BESIDE_BAR = 78
+"""The columns that everything beside the bar takes."""
+
 
 def bars_on(console: Console) -> AbstractContextManager[Progress | None]:
     """Show live bars if the console can."""
-    if not (console.is_terminal or console.is_jupyter):
+    if not console.is_terminal:
         return nullcontext()
     return Progress(
         TextColumn("{task.description}", style="bold", markup=False),
-        BarColumn(bar_width=24),
-        TextColumn("round {task.completed:.0f}/{task.total:.0f}"),
+        BarColumn(bar_width=max(4, min(24, console.width - BESIDE_BAR))),
+        TextColumn("{task.completed:.0f}/{task.total:.0f}"),
         TextColumn("{task.fields[metrics]}", markup=False),
-        TimeElapsedColumn(),
-        TextColumn("left"),
         TimeRemainingColumn(),
+        TextColumn("left"),
         console=console,
     )
+
+
+def describe_metrics(record: RoundRecord, class_names: Sequence[str]) -> str:
+    """Return the main metrics of a round, or nothing if it was not evaluated."""
+    if not record.evaluated:
+        return ""
+    worst, metrics = class_names[record.worst_class], record.metrics
+    accuracy, recall = percent(metrics["accuracy"]), percent(metrics["worst_class_recall"])
+    return f"accuracy {accuracy}  worst-class recall {recall} ({worst})"
 
 
 class Watcher:
@@ -47,12 +59,10 @@ class Watcher:
 
     def show(self, record: RoundRecord, class_names: Sequence[str]) -> None:
         """Show a round that has finished, given its record."""
-        if record.evaluated:
-            worst, metrics = class_names[record.worst_class], record.metrics
-            accuracy, recall = percent(metrics["accuracy"]), percent(metrics["worst_class_recall"])
-            self._metrics = f"accuracy {accuracy}  worst-class recall {recall} ({worst})"
+        self._metrics = describe_metrics(record, class_names) or self._metrics
         if self._bars is not None and self._task is not None:
-            self._bars.update(self._task, completed=record.round, metrics=self._metrics)
+            shown = self._metrics.replace(" recall", "")  # bars have less space than lines
+            self._bars.update(self._task, completed=record.round, metrics=shown)
         elif record.evaluated and record.round % self._every == self._rounds % self._every:
             spent = sum(record.seconds.values())
             self._console.print(
@@ -87,7 +97,9 @@ class ConsoleDisplay:
 
 
 def say(console: Console, text: str) -> None:
-    """Print a line without markup."""
+    """Print a line without markup. On terminals, it is broken between words; paths and names stay whole."""
+    if console.is_terminal:
+        text = textwrap.fill(text, console.width, break_long_words=False, break_on_hyphens=False)
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 

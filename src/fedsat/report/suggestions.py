@@ -117,8 +117,12 @@ def _workers(division: Division) -> Iterator[Suggestion]:
     """Suggest how many workers FedSat's weights need."""
     nodes = 1 + division.clients - division.per_round
     if nodes == 1:
-        why = "every client trains in every round, so no other node is free to evaluate a client's model"
-        yield Suggestion("workers", "fedsat-pwa: leave out FedSat's weights, or sample fewer clients", why)
+        why = (
+            "every client trains in every round, so no other node is free to evaluate a client's model, and FedSat's "
+            "weights depend on what clients report about their own models; fedsat-pwa leaves these weights out"
+        )
+        yield Suggestion("workers", "compare fedsat-pwa as well, or sample fewer clients", why,
+                         (("methods", "fedavg,scaffold,fedsat,fedsat-pwa"),))  # fmt: skip
         return
     needed = workers_needed((division.counts > 0).sum(axis=0), division.clients)
     why = (

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich import box
+from rich.console import Group as Lines
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -85,7 +87,7 @@ def classes_table(
     values: Mapping[str, Any], names: Sequence[str], measures: Sequence[Measure], title: str = ""
 ) -> Table:
     """Measures of each class, `values` by their names, and its number of samples."""
-    table = Table(title=title or None, box=box.SIMPLE_HEAD)
+    table = Table(title=title or None, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     for heading in ("class", "samples", *(f"{each.label} {each.unit}".rstrip() for each in measures)):
         table.add_column(Text(heading), justify="left" if heading == "class" else "right")
     for place, name in enumerate(names[:SHOWN_CLASSES]):
@@ -102,30 +104,36 @@ def faults(summary: Mapping[str, Any]) -> str:
     return "".join(f", {summary[what]} {words[what]}" for what in words if what in summary)
 
 
-def comparison_table(groups: Sequence[Group], target: float | None = None) -> Table:
+def comparison_table(groups: Sequence[Group], target: float | None = None) -> RenderableType:
     """Methods side by side over seeds, with the best value of each column in bold and ties marked."""
     return terminal_table(comparison(groups, target), common_settings(groups))
 
 
-def terminal_table(shown: ComparisonTable, title: str = "") -> Table:
+def terminal_table(shown: ComparisonTable, title: str = "") -> RenderableType:
     """Return a table of results with its legend, for a terminal.
 
     With many metrics, the methods are columns instead of rows, if they are fewer.
     """
-    # Narrow padding, so that the table fits into 80 columns.
-    table = Table(title=Text(title) if title else None, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    table.caption, table.caption_justify = Text("\n".join([shown.legend, *shown.terms])), "left"
+    # Narrow padding, so that the table fits into 80 columns; the box adds a space.
+    full = len(shown.headings) >= FULL
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 0 if full else 1, 0, 0), pad_edge=False, show_edge=False)
     tied = [any(mark == "tie" for _, mark in column) for column in zip(*shown.rows, strict=True)]
     rows = [[_marked(text, mark, room) for (text, mark), room in zip(row, tied, strict=True)] for row in shown.rows]
     headings = [heading.replace(" ", "\n", 1) for heading in shown.headings]
     if len(rows) < len(headings) > FULL:
         headings, *rows = [list(column) for column in zip(map(Text, shown.headings), *rows, strict=True)]
-    table.add_column("", overflow="fold", min_width=min(12, max(len(row[0]) for row in rows)))
+    elif full:
+        for row in rows:
+            row[0].plain = row[0].plain.replace(", ", "\n")
+    longest = max(len(word) for row in rows for word in row[0].plain.split())
+    table.add_column("", overflow="fold", min_width=min(13, longest))
     for heading in headings[1:]:
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(*row)
-    return table
+    # Not as the table's own title and caption, which are cut off where the table is wider than the terminal.
+    above, below = Text(title, style="italic"), Text("\n".join([shown.legend, *shown.terms]), style="dim italic")
+    return Lines(*[above] * bool(title), table, below)
 
 
 def _marked(text: str, mark: str, room: bool) -> Text:

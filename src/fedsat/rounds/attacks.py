@@ -19,7 +19,8 @@ from fedsat.algorithms import Model, Updates
 from fedsat.data import Federation
 from fedsat.errors import UsageError
 from fedsat.metrics import ClassCounts
-from fedsat.options import Option, Registry, check
+from fedsat.options import Option, check
+from fedsat.registry import Registry
 from fedsat.seeding import Indices, generator
 from fedsat.tree import Tree, norms, per_client, tree_map
 

@@ -27,7 +27,8 @@ from fedsat.algorithms.footprint import rehearse
 from fedsat.algorithms.weighting import STATEMENT
 from fedsat.errors import UsageError
 from fedsat.metrics import ClassCounts
-from fedsat.options import Option, Registry, check
+from fedsat.options import Option, check
+from fedsat.registry import Registry
 from fedsat.rounds.noise import Source, Sources, seeded
 from fedsat.rounds.secure import enough, secure_mean
 from fedsat.seeding import Indices, generator

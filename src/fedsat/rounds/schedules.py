@@ -10,7 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from fedsat.options import Option, Registry, check
+from fedsat.options import Option, check
+from fedsat.registry import Registry
 
 
 @dataclass(frozen=True)
