@@ -20,8 +20,9 @@ SHARE = 8.0
 
 def departure(model: Model) -> State:
     """Return what the server keeps before the first round: Θ_1, no rounds, no way."""
-    zero = torch.zeros((), dtype=torch.float64, device=next(iter(model.params.values())).device)
-    return {"departure": model.params, "way": {"rounds": zero, "farthest": zero}}
+    device = next(iter(model.params.values())).device
+    way = {name: torch.zeros((), dtype=torch.float64, device=device) for name in ("rounds", "farthest")}
+    return {"departure": tree_map(torch.clone, model.params), "way": way}
 
 
 def lengthening(memory: State, model: Model, update: Tree, most: float) -> tuple[float, State]:
