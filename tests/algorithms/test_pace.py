@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -59,7 +60,7 @@ def test_long_steps_stay_as_they_are_bit_for_bit() -> None:
 
 
 def test_resuming_continues_on_the_same_way(tmp_path: Path) -> None:
-    settings = {
+    settings: dict[str, Any] = {
         "dataset": "mnist-mini", "model": "mlp", "clients": 20, "per_round": 4, "workers": 2, "epochs": 1,
         "lr": 0.001, "lengthen": 3.0, "device": "cpu", "checkpoint_every": 1, "progress": False,
     }  # fmt: skip
