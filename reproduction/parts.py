@@ -52,12 +52,15 @@ AVERAGING = tuple(
     for method in ("fedsat", "scaffold", "feddyn", "fedavg")
 )
 
+LENGTHENED = (Contrast("short steps lengthened up to 3 times", "choice", "fedsat lengthen=3.0", "fedsat"),)
+
 
 def blocks(kept: Kept) -> dict[str, list[str]]:
     """Return the tables of the study by name."""
     return {
         "parts": contrast_table(kept, PARTS),
         "averaging": contrast_table(kept, AVERAGING),
+        "lengthened": contrast_table(kept, LENGTHENED),
         "options": contrast_table(kept, _options(kept, "choice", BASE)),
         "first-options": contrast_table(kept, _options(kept, "defaults", "fedsat")),
     }

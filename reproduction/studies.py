@@ -182,6 +182,7 @@ STUDIES = {
                 {"dataset": "mnist", "model": "lenet5", "partition": "lsmc", "classes_per_client": 2},
                 {"dataset": "cifar10", "model": "resnet8", "partition": "lsmc", "classes_per_client": 2},
                 {"dataset": "cifar10", "model": "resnet8", "partition": "ls"},
+                {"dataset": "mnist", "model": "mlp", "partition": "ls", "lr": SMALL_LR},
             ],
             contenders=CHOICE,
             contender="variant",

@@ -30,6 +30,7 @@ DEFAULTS = [
 
 CHOICE = [
     "fedsat",
+    "fedsat lengthen=3.0",
     *(
         " ".join(("fedsat", *setting, "epsilon2=2.0"))
         for setting in (

@@ -109,6 +109,11 @@ def test_sizes_of_all_clients_reach_the_nodes(clouds: Path) -> None:
     assert_same(federate(FaultyNodes(*nodes(clouds)), fedsat.configure(**table)), fedsat.run(**table))
 
 
+def test_lengthened_steps(clouds: Path) -> None:
+    table = settings(clouds, algorithm={"name": "fedsat", "lengthen": 3.0})
+    assert_same(federate(FaultyNodes(*nodes(clouds)), fedsat.configure(**table)), fedsat.run(**table))
+
+
 @pytest.mark.parametrize("worker_counts", ["each", "sums"])
 def test_validation_samples(worker_counts: Any, clouds: Path) -> None:
     table = settings(clouds, algorithm="fedsat", validation=0.3)

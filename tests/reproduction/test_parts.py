@@ -61,10 +61,12 @@ def test_versions_of_the_loss_are_not_mixed() -> None:
 def test_options_are_found_in_the_results() -> None:
     base = "fedsat epsilon2=2.0"
     names = ["fedsat", base, "fedsat inertia=0.5 epsilon2=2.0", f"{base}, averaged", "fedsat tau=0.0 epsilon2=2.0"]
+    names.append("fedsat lengthen=3.0")
     runs = [result(name, 100, 90.0 + place, loss=(1.0, 2.0)) for place, name in enumerate(names)]
     tables = blocks({("choice", "short"): runs})
     assert [line.split(" | ")[0] for line in tables["options"][2:]] == ["| `inertia=0.5`"]
     assert "| -1.00 |" in tables["parts"][3]  # ε₂ = 4 against 2
+    assert "| +5.00 |" in tables["lengthened"][2]
 
 
 def test_tables_go_between_their_marks(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ docs/concepts/fedsat.md describes the differences from the paper.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
@@ -34,6 +34,7 @@ from fedsat.algorithms.base import (
     step_direction,
 )
 from fedsat.algorithms.objective import Objective, objectives
+from fedsat.algorithms.pace import departure, length, lengthening
 from fedsat.algorithms.psl import PredictionSensitiveLoss
 from fedsat.algorithms.pwa import PrioritizedClassWeights
 from fedsat.algorithms.weighting import Weighting, weightings
@@ -58,6 +59,9 @@ class FedSat(Algorithm):
         Option("units of v: the gradient of one step, or as printed in the paper, which is far smaller"),
     ] = "gradient"
     inertia: Annotated[float, Option("share of the previous v_t kept in the next one", at_least=0, below=1)] = 0.0
+    lengthen: Annotated[
+        float, Option("largest factor on a step of the server that is short compared with the way so far", at_least=1)
+    ] = 1.0
 
     @property
     def refuses(self) -> Mapping[str, str]:
@@ -82,12 +86,13 @@ class FedSat(Algorithm):
         return True
 
     def initial_memory(self, model: Model) -> State:
-        """Return v_0 = 0."""
-        return {"direction": zeros_like(model.params)} if self.correction else {}
+        """Return v_0 = 0 and, if steps are lengthened, the point of departure."""
+        direction = {"direction": zeros_like(model.params)} if self.correction else {}
+        return {**direction, **departure(model)} if self.lengthen > 1 else direction
 
     def broadcast(self, server: Server) -> State:
         """Send v_t, because clients that were not sampled in the last round cannot compute it."""
-        return server.memory
+        return {"direction": server.memory["direction"]} if self.correction else {}
 
     def initial_client_state(self, model: Model) -> State:
         """Return v_k = 0."""
@@ -136,26 +141,28 @@ class FedSat(Algorithm):
         update = super().update(model, updates, weights)
         if not self.correction or self.gamma == 0 or self.scale == "paper":
             return update
-        longest, length = limit(model, updates, weights), norms(tree_map(lambda tensor: tensor[None], update))[0]
-        shorter = torch.where((longest > 0) & (length > SLACK * longest), longest / length, 1.0)
+        longest, found = limit(model, updates, weights), length(update)
+        shorter = torch.where((longest > 0) & (found > SLACK * longest), longest / found, 1.0)
         return tree_map(lambda tensor: shorter.to(tensor) * tensor, update)
 
     def aggregate(self, server: Server, updates: Updates, weights: Tensor) -> Server:
-        """Update the model, and compute v_{t+1} from its change."""
-        moved = super().aggregate(server, updates, weights)
+        """Update the model by η_g times the (lengthened) aggregate, and compute v_{t+1} from its change."""
+        update, memory, longer = self.update(server.model, updates, weights), server.memory, 1.0
+        if self.lengthen > 1:
+            longer, memory = lengthening(memory, server.model, update, self.lengthen)
+            update = tree_map(lambda tensor: longer * tensor, update)
+        model = self.advance(server.model, update, updates, weights)
         if not self.correction:
-            return moved
+            return Server(model, memory)
         if self.scale == "paper":  # eq. 6: v = (η/E)(Θ_{t+1} − Θ_t)
             factor = -updates.lr / updates.epochs
         else:  # v = (Θ_t − Θ_{t+1}) / (η_g η K̄), K̄: weighted mean of the (effective) steps
             steps = float((weights * updates.optimizer.effective_steps(updates.steps)).sum())
-            factor = 1 / (self.server_lr * updates.lr * steps)
-        direction = tree_map(lambda old, new: factor * (old - new), server.model.params, moved.model.params)
+            factor = 1 / (self.server_lr * longer * updates.lr * steps)
+        direction = tree_map(lambda old, new: factor * (old - new), server.model.params, model.params)
         if self.inertia:  # average over rounds, because a single round's sample of clients is noisy
-            direction = tree_map(
-                lambda now, former: now.lerp(former, self.inertia), direction, server.memory["direction"]
-            )
-        return replace(moved, memory={"direction": direction})
+            direction = tree_map(lambda now, former: now.lerp(former, self.inertia), direction, memory["direction"])
+        return Server(model, {**memory, "direction": direction})
 
 
 def limit(model: Model, updates: Updates, weights: Tensor) -> Tensor:
