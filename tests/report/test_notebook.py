@@ -28,8 +28,8 @@ def test_lines_that_change(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     module.display = display  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "IPython", ModuleType("IPython"))
     monkeypatch.setitem(sys.modules, "IPython.display", module)
-    settings: dict[str, Any] = {"clients": 5, "per_round": 2, "workers": 2, "rounds": 2, "epochs": 1}
-    runs = [fedsat.prepare(fedsat.configure(algorithm=name, **settings)) for name in ("fedavg", "fedprox")]
+    small: dict[str, Any] = {"clients": 5, "per_round": 2, "workers": 2, "rounds": 2, "epochs": 1, "evaluate_every": 2}
+    runs = [fedsat.prepare(fedsat.configure(algorithm=name, **small)) for name in ("fedavg", "fedprox")]
     screen = NotebookDisplay()
     screen.say("a note")
     with screen.progress([Shown(runs[0]), Shown(runs[1], "[2/2] fedprox")]) as seen:
