@@ -12,7 +12,7 @@ import pytest
 
 import fedsat
 from fedsat.experiment.card import Card
-from fedsat.experiment.document import Code, Document, Grid, Heading, Items
+from fedsat.experiment.document import Code, Document, Grid, Heading, Items, literal
 from tests.support.patients import write_patients
 from tests.support.runs import TINY
 
@@ -121,14 +121,23 @@ class Texts(HTMLParser):
 
 def test_names_cannot_break_out() -> None:
     name = "<script>|*x_y*`</code>`"
-    document = Document(name, [name, Heading(name), Items([name]), Grid(("a", "b"), [(name, "1")]), Code("x < y")])
+    text = literal(name)
+    document = Document(name, [text, Heading(name), Items([text]), Grid(("a", "b"), [(name, "1")]), Code("x < y")])
     page = Texts()
     page.feed(document.html())
     assert "script" not in page.tags
-    assert page.text.count("<script>|*x_y*") == 6  # with the title of the page
+    assert page.text.count(name) == 6  # with the title of the page
     text = document.markdown()
-    assert "\n| \\<script>\\|\\*x\\_y\\*`</code>` | 1 |\n" in text
+    assert "\n| \\<script>\\|\\*x\\_y\\*\\`\\</code>\\` | 1 |\n" in text
     assert "<script>" not in text.replace("\\<script>", "")
     assert text.endswith("```\nx < y\n```\n")
     assert "| --- | ---: |" in text
     assert "http" not in document.html()  # it loads nothing
+
+
+def test_backticks_mark_code_only_around_names() -> None:
+    text = f"`{literal('a``b`')}` and {literal('c`')} or `d`."
+    assert Document("", [text]).markdown() == "# \n\n``` a``b` ``` and c\\` or `d`.\n"
+    assert "<p><code>a``b`</code> and c` or <code>d</code>.</p>" in Document("", [text]).html()
+    # CommonMark reads this as two single backticks and an HTML tag between them, because runs of backticks must match.
+    assert "\\`\\<b>\\`\\`" in Document("", [literal("`<b>``")]).markdown()

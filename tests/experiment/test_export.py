@@ -148,9 +148,10 @@ def test_failures_are_reported(digits: Path, tmp_path: Path, monkeypatch: pytest
     with pytest.raises(UsageError, match=r"cannot write .*No such file"):
         export(predictor, tmp_path / "gone" / "model.pt2", "torch")
     monkeypatch.setattr(predictor, "outputs", lambda x: torch.zeros(len(x), 10))
-    with pytest.raises(FedsatError, match=r"probabilities differ by .* from torch's; .*model\.pt2 was removed"):
+    (tmp_path / "model.pt2").write_text("an earlier export")
+    with pytest.raises(FedsatError, match=r"probabilities differ by .* from torch's; .*model\.pt2 is not written"):
         export(predictor, tmp_path / "model.pt2", "torch")
-    assert list(tmp_path.iterdir()) == []
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["an earlier export"]
     predictor.network = Wilful(10)
     with pytest.raises(FedsatError, match="cannot trace the network"):
         export(predictor, tmp_path / "model.pt2", "torch")

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedsat.algorithms import algorithms
 from fedsat.data import DATASETS, Federation, Inputs
-from fedsat.experiment.document import Block, Code, Document, Grid, Heading, Items
+from fedsat.experiment.document import Block, Code, Document, Grid, Heading, Items, literal
 from fedsat.experiment.folder import MODELS
 from fedsat.experiment.stopping import TEST
 from fedsat.metrics import CHOICES, MEASURES, METRICS, Evaluation, Metric, known
@@ -69,12 +69,12 @@ class Card:
         return int(self.summary["selected"]["round"] if self.model == "best" else self.summary["rounds"])
 
     def _intended(self) -> Iterator[Block]:
-        classes, clients = len(self._classes), self.table["clients"]
+        classes, clients, method = len(self._classes), self.table["clients"], literal(self.summary["method"])
         where = "real nodes" if self.federation is None else "clients, simulated on one machine"
         yield (
-            f"A classifier of {classes} classes, trained by federated learning with {self.summary['method']} on "
-            f"{clients} {where}. fedsat {self._made.get('fedsat', '')} wrote this card from the run's files. It cannot "
-            "know what the model is meant for or how the data were collected: add this before you pass the model on."
+            f"A classifier of {classes} classes, trained by federated learning with {method} on {clients} {where}. "
+            f"fedsat {self._made.get('fedsat', '')} wrote this card from the run's files. It cannot know what the "
+            "model is meant for or how the data were collected: add this before you pass the model on."
         )
         if self.summary["status"] != "completed":
             done, planned = self.summary["rounds"], self.table["rounds"]
@@ -102,7 +102,7 @@ class Card:
 
     def _takes(self) -> str:
         if self.inputs.schema is not None:
-            names = ", ".join(f"{column.name} ({column.kind})" for column in self.inputs.schema.columns)
+            names = ", ".join(f"{literal(column.name)} ({column.kind})" for column in self.inputs.schema.columns)
             return f"The input is a table with the columns {names}."
         shape = " × ".join(map(str, self.inputs.shape))
         return f"A sample is {shape}{' pixels, uint8' if self.inputs.pixels else ' numbers'}."
@@ -117,10 +117,10 @@ class Card:
             return
         counts, dataset = self.federation.class_counts, self.federation.dataset
         validation = sum(map(len, self.federation.validation))
+        partition = literal(self.table["partition"]["name"])
         yield (
-            f"{counts.sum():,} training samples on {len(counts)} clients (partition "
-            f"`{self.table['partition']['name']}`), {validation:,} validation samples, {len(dataset.test):,} test "
-            "samples."
+            f"{counts.sum():,} training samples on {len(counts)} clients (partition `{partition}`), {validation:,} "
+            f"validation samples, {len(dataset.test):,} test samples."
         )
 
     def _training(self) -> Iterator[Block]:
@@ -129,7 +129,7 @@ class Card:
         name = str(table["algorithm"]["name"])
         about = algorithms.entry(name).summary
         steps = f"{table['steps']} steps" if table.get("steps") else f"{table['epochs']} epochs"
-        yield f"Method: `{self.summary['method']}`. {about}"
+        yield f"Method: `{literal(self.summary['method'])}`. {about}"
         yield Grid(
             ("setting", "value"),
             [
@@ -309,7 +309,7 @@ class Card:
             if key in self._made
         ]
         if self._made.get("command"):
-            facts.insert(0, f"command: `{self._made['command']}`")
+            facts.insert(0, f"command: `{literal(self._made['command'])}`")
         yield Items(facts)
 
 
@@ -323,4 +323,4 @@ def _worst_first(value: float | None) -> float:
 
 def _listed(names: Sequence[str]) -> str:
     """Return up to ten names."""
-    return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
+    return ", ".join(map(literal, names[:10])) + (f" and {len(names) - 10} more" if len(names) > 10 else "")

@@ -56,7 +56,16 @@ class Code:
 
 
 Block = str | Heading | Items | Grid | Code
-"""A part of a document; a text is a paragraph. In texts, `…` marks code."""
+"""A part of a document; a text is a paragraph. In paragraphs and lists, `…` marks code; names there are `literal`."""
+
+TICK = "\ufdd0"
+"""Stands for a backtick that is part of a name; Unicode gives this character no other meaning."""
+MARKED = re.compile(r"`([^`]*)`")
+
+
+def literal(name: object) -> str:
+    """Return a name for use in a paragraph or a list: its backticks do not mark code."""
+    return str(name).replace("`", TICK).replace("\n", " ")
 
 
 @dataclass(frozen=True)
@@ -68,7 +77,7 @@ class Document:
 
     def markdown(self) -> str:
         """Return the document as Markdown."""
-        return "\n\n".join([f"# {_plain(self.title)}", *map(_markdown, self.blocks)]) + "\n"
+        return "\n\n".join([f"# {_name(self.title)}", *map(_markdown, self.blocks)]) + "\n"
 
     def html(self) -> str:
         """Return the document as a page that loads nothing from elsewhere."""
@@ -86,7 +95,7 @@ def _markdown(block: Block) -> str:
         case str():
             return _plain(block)
         case Heading(text):
-            return f"## {_plain(text)}"
+            return f"## {_name(text)}"
         case Items(texts):
             return "\n".join(f"- {_plain(text)}" for text in texts)
         case Code(text, language):
@@ -101,14 +110,14 @@ def _html(block: Block) -> str:
         case str():
             return f"<p>{_inline(block)}</p>"
         case Heading(text):
-            return f"<h2>{_inline(text)}</h2>"
+            return f"<h2>{escape(text)}</h2>"
         case Items(texts):
             return f"<ul>{''.join(f'<li>{_inline(text)}</li>' for text in texts)}</ul>"
         case Code(text, _):
             return f"<pre><code>{escape(text)}</code></pre>"
         case Grid(head, rows, texts):
-            top = "".join(f'<th scope="col">{_inline(cell)}</th>' for cell in head)
-            body = "".join(f"<tr>{''.join(f'<td>{_inline(cell)}</td>' for cell in row)}</tr>" for row in rows)
+            top = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
+            body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
             kind = ' class="text"' if texts else ""
             return (
                 f'<div class="scroll" tabindex="0"><table{kind}><thead><tr>{top}</tr></thead>'
@@ -117,14 +126,28 @@ def _html(block: Block) -> str:
 
 
 def _inline(text: str) -> str:
-    return re.sub(r"`([^`]*)`", r"<code>\1</code>", escape(text))
+    return MARKED.sub(r"<code>\1</code>", escape(text)).replace(TICK, "`")
 
 
 def _plain(text: str) -> str:
     """Return text in which Markdown finds no marks but those of code; `<` could begin HTML."""
-    parts = re.split(r"(`[^`]*`)", text)
-    return "".join(part if part.startswith("`") else re.sub(r"([\\*_<\[\]#])", r"\\\1", part) for part in parts)
+    return "".join(_code(part) if place % 2 else _escaped(part) for place, part in enumerate(MARKED.split(text)))
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"([\\*_<\[\]#])", r"\\\1", text).replace(TICK, "\\`")
+
+
+def _code(text: str) -> str:
+    if TICK not in text:
+        return f"`{text}`"
+    fence = "`" * (1 + max(map(len, re.findall(f"{TICK}+", text))))
+    return f"{fence} {text.replace(TICK, '`')} {fence}"
+
+
+def _name(text: str) -> str:
+    return _plain(literal(text))
 
 
 def _cell(text: str) -> str:
-    return text if set(text) <= set("-:") else _plain(text).replace("|", "\\|").replace("\n", " ")
+    return text if set(text) <= set("-:") else _name(text).replace("|", "\\|")

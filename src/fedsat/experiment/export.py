@@ -6,6 +6,7 @@ The graph takes samples as they are stored (pixels as uint8, rows of a table as 
 from __future__ import annotations
 
 import copy
+import io
 import json
 import logging
 import warnings
@@ -23,6 +24,7 @@ from fedsat.data import Inputs, Schema
 from fedsat.data.schema import READERS
 from fedsat.engine.examples import scaling
 from fedsat.errors import FedsatError, UsageError
+from fedsat.experiment.folder import write_whole
 from fedsat.seeding import generator
 
 if TYPE_CHECKING:
@@ -48,26 +50,25 @@ def export(predictor: Predictor, path: Path, to: Target = "onnx") -> Path:
     """Write a model with its preprocessing to a file, and check that it computes the same probabilities.
 
     `onnx` needs the extra `fedsat[onnx]`. `torch` is an archive of `torch.export`. Both hold the metadata of the saved
-    model, and need only onnxruntime or torch to be used.
+    model, and need only onnxruntime or torch to be used. A file that is already there is replaced after the check.
     """
     inputs = predictor.info.inputs
     texts = {**predictor.info.texts(), "input": describe(inputs), "output": OUTPUTS}
     graph = Standalone(predictor.network, inputs).eval()
     samples = example_samples(inputs)
-    writer = _write_onnx if to == "onnx" else _write_torch
+    made_by = _onnx_file if to == "onnx" else _torch_file
     with _quiet():
-        program = _traced(graph, torch.from_numpy(samples))
-        try:
-            exported = writer(program, path, texts)
-        except OSError as error:
-            raise UsageError(f"cannot write {path} ({error.strerror or error})") from error
+        content, exported = made_by(_traced(graph, torch.from_numpy(samples)), texts)
         found = exported(samples)
     read = samples if inputs.schema is None else inputs.schema.inputs(samples)
     expected = predictor.outputs(torch.from_numpy(read)).softmax(-1).numpy()
     off = float(np.abs(found - expected).max())
     if not off <= TOLERANCE:  # also NaN
-        path.unlink(missing_ok=True)
-        raise FedsatError(f"the exported model's probabilities differ by {off:.2g} from torch's; {path} was removed")
+        raise FedsatError(f"the exported model's probabilities differ by {off:.2g} from torch's; {path} is not written")
+    try:
+        write_whole(path, content)
+    except OSError as error:
+        raise UsageError(f"cannot write {path} ({error.strerror or error})") from error
     return path
 
 
@@ -186,15 +187,14 @@ def _traced(graph: nn.Module, samples: Tensor) -> Any:
         raise FedsatError(f"torch.export cannot trace the network ({type(error).__name__}: {why})") from error
 
 
-def _write_torch(program: Any, path: Path, texts: dict[str, str]) -> Exported:
-    with path.open("wb") as file:
-        torch.export.save(program, file, extra_files={EXTRA: json.dumps(texts, indent=1)})
-    with path.open("rb") as file:
-        module = torch.export.load(file).module()
-    return lambda samples: module(torch.from_numpy(samples)).detach().numpy()
+def _torch_file(program: Any, texts: dict[str, str]) -> tuple[bytes, Exported]:
+    file = io.BytesIO()
+    torch.export.save(program, file, extra_files={EXTRA: json.dumps(texts, indent=1)})
+    module = torch.export.load(io.BytesIO(file.getvalue())).module()
+    return file.getvalue(), lambda samples: module(torch.from_numpy(samples)).detach().numpy()
 
 
-def _write_onnx(program: Any, path: Path, texts: dict[str, str]) -> Exported:
+def _onnx_file(program: Any, texts: dict[str, str]) -> tuple[bytes, Exported]:
     try:
         import onnx  # noqa: F401, PLC0415 (an extra, like the next two)
         import onnxruntime  # noqa: PLC0415
@@ -208,6 +208,6 @@ def _write_onnx(program: Any, path: Path, texts: dict[str, str]) -> Exported:
     proto = graph.model_proto
     for key, value in texts.items():
         proto.metadata_props.add(key=key, value=value)
-    path.write_bytes(proto.SerializeToString())
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    return lambda samples: np.asarray(session.run(None, {"x": samples})[0])
+    content: bytes = proto.SerializeToString()
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    return content, lambda samples: np.asarray(session.run(None, {"x": samples})[0])
