@@ -1,30 +1,34 @@
 """What differential privacy costs in accuracy: the tables in docs/measurements/privacy.md.
 
     fedsat data get mnist
-    OMP_NUM_THREADS=1 python benchmarks/epsilon.py
+    OMP_NUM_THREADS=1 python benchmarks/epsilon.py           # what results/privacy.csv lacks, then the tables
+    python benchmarks/epsilon.py --page                      # only the tables
 
-FedAvg, and FedSat without workers (`--without pwa`), with and without its correction, all with equal weights: with
-`--privacy central` for ε of 1, 3 and 8 at δ = 10⁻⁵, and without privacy. The noise is the smallest that the ledger
-allows for all rounds.
+FedAvg, and FedSat without workers (`-pwa`), with and without its correction, all with equal weights: with `--privacy
+central` for ε of 1, 3 and 8 at δ = 10⁻⁵, and without privacy. The noise is the smallest that the ledger allows for all
+rounds. For each ε, every method chooses its learning rate and clip from the same grid, by the balanced accuracy on a
+fifth of the training data that is held out, with seeds of which no results are reported.
 """
 
 from __future__ import annotations
 
+import csv
+import itertools
 import statistics
 import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import fedsat
-from fedsat.experiment import Config, train
+from fedsat.experiment import train
 
-EPSILONS: tuple[float | None, ...] = (1.0, 3.0, 8.0, None)
-SEEDS = range(3)
-METHODS: dict[str, dict[str, Any]] = {
-    "fedavg": {"algorithm": {"name": "fedavg"}, "lr": 0.1, "clip": 0.5},
-    "fedsat-pwa": {"algorithm": {"name": "fedsat"}, "lr": 0.03, "clip": 0.2},
-    "fedsat-pwa-correction": {"algorithm": {"name": "fedsat", "correction": False}, "lr": 0.03, "clip": 0.2},
-}
-"""The learning rate and clip of each method, from a few trials with seed 0 and ε = 8."""
+EPSILONS = ("1", "3", "8", "∞")
+SEEDS, TRIED = range(3), range(100, 102)
+"""Seeds of the results and of the trials."""
+METHODS = ["fedavg+uniform", "fedsat+uniform", "fedsat+uniform-correction"]
+GRID: dict[str, list[float]] = {"lr": [0.01, 0.03, 0.1, 0.3], "dp_clip": [0.05, 0.1, 0.2, 0.5]}
 DATASETS: dict[str, dict[str, Any]] = {
     "mnist": {
         "dataset": "mnist", "partition": {"name": "lsmc", "classes_per_client": 2}, "clients": 1000, "per_round": 500,
@@ -35,53 +39,106 @@ DATASETS: dict[str, dict[str, Any]] = {
         "label": "outcome", "client": "clinic", "rounds": 15, "steps": 10, "batch_size": 32,
     },
 }  # fmt: skip
+SHOWN = ("accuracy", "balanced_accuracy", "worst_class_recall")
+COLUMNS = ("data", "method", "epsilon", "noise", "lr", "clip", "judged_on", "seeds", *SHOWN, "chosen", "fedsat")
+RESULTS, PAGE = Path("results/privacy.csv"), Path("docs/measurements/privacy.md")
+MARK = "<!-- tables, written by python benchmarks/epsilon.py -->"
+Row = dict[str, Any]
 
 
 def main() -> None:
-    """Print one row per dataset, method and ε."""
-    print("| data | method | ε | noise | accuracy, % | balanced accuracy, % | worst-class recall, % |")
-    print("|---|---|---|---|---|---|---|")
-    for dataset in sys.argv[1:] or DATASETS:
-        for method in METHODS:
-            for epsilon in EPSILONS:
-                print(row(dataset, method, epsilon), flush=True)
+    """Run what is missing, then write the tables."""
+    if "--page" not in sys.argv[1:]:
+        for data, epsilon in itertools.product(DATASETS, EPSILONS):
+            if not any((row["data"], row["epsilon"]) == (data, epsilon) for row in kept()):
+                keep(rows_of(data, epsilon))
+    head = PAGE.read_text(encoding="utf-8").partition(MARK)[0]
+    PAGE.write_text(head + MARK + "\n\n" + "\n".join(tables(kept())) + "\n", encoding="utf-8")
 
 
-def row(dataset: str, method: str, epsilon: float | None) -> str:
-    """Train with all seeds, and return the means and standard deviations of the last round."""
-    noise = None if epsilon is None else noise_for(dataset, method, epsilon)
-    runs = [train(fedsat.prepare(config(dataset, method, noise, seed))).summary for seed in SEEDS]
-    cells = [
-        f"{100 * statistics.mean(values):.1f} ± {100 * statistics.stdev(values):.1f}"
-        for values in ([run[name] for run in runs] for name in ("accuracy", "balanced_accuracy", "worst_class_recall"))
-    ]
-    shown = "∞" if epsilon is None else f"{epsilon:g}"
-    return f"| {dataset} | {method} | {shown} | {'' if noise is None else f'{noise:.2f}'} | {' | '.join(cells)} |"
+def rows_of(data: str, epsilon: str) -> Iterator[Row]:
+    """Choose each method's settings, train with them, and return the trials and the results."""
+    noise = None if epsilon == "∞" else noise_for(data, float(epsilon))
+    common = {"data": data, "epsilon": epsilon, "noise": "" if noise is None else f"{noise:.2f}"}
+    settings = {**DATASETS[data], "evaluate_every": DATASETS[data]["rounds"], "privacy": privacy(noise)}
+    tuning = fedsat.tune(METHODS, grid=GRID, seed=TRIED[0], seeds=len(TRIED), **settings)
+    for trial in tuning.rows():
+        yield {
+            **common,
+            "method": trial["method"],
+            "lr": trial["lr"],
+            "clip": trial.get("dp_clip", ""),
+            "judged_on": "holdout",
+            "seeds": f"{TRIED[0]}-{TRIED[-1]}",
+            "balanced_accuracy": f"{trial['balanced_accuracy_mean']:.4f}",
+            "chosen": "yes" if trial["chosen"] else "",
+        }
+    for (method, config), seed in itertools.product(tuning.best.items(), SEEDS):
+        summary = train(fedsat.prepare(replace(config, seed=seed))).summary
+        clip = getattr(config.privacy, "dp_clip", "")
+        yield {
+            **common,
+            **{"method": method, "lr": config.lr, "clip": clip, "judged_on": "test", "seeds": seed},
+            **{name: f"{summary[name]:.4f}" for name in SHOWN},
+        }
 
 
-def config(dataset: str, method: str, noise: float | None, seed: int) -> Config:
-    """Return the configuration of one run."""
-    settings, chosen = DATASETS[dataset], METHODS[method]
-    privacy = "none" if noise is None else {"name": "central", "dp_clip": chosen["clip"], "dp_noise": noise}
-    return fedsat.configure(
-        **settings,
-        algorithm={**chosen["algorithm"], "weighting": "uniform"},
-        lr=chosen["lr"],
-        privacy=privacy,
-        seed=seed,
-        evaluate_every=settings["rounds"],
-    )
+def privacy(noise: float | None) -> dict[str, Any]:
+    """Return the setting of privacy."""
+    return {"name": "none"} if noise is None else {"name": "central", "dp_noise": noise}
 
 
-def noise_for(dataset: str, method: str, epsilon: float) -> float:
+def noise_for(data: str, epsilon: float) -> float:
     """Return the smallest noise, within 1 %, with which all rounds together spend no more than ε."""
     low, high = 0.1, 1e4
     while high / low > 1.01:
         middle = (low * high) ** 0.5
-        ledger = config(dataset, method, middle, 0).ledger(on_nodes=False)
+        config = fedsat.configure(
+            **DATASETS[data], algorithm={"name": "fedsat", "weighting": "uniform"}, privacy=privacy(middle)
+        )
+        ledger = config.ledger(on_nodes=False)
         assert ledger is not None
-        low, high = (low, middle) if ledger.epsilon(DATASETS[dataset]["rounds"]) <= epsilon else (middle, high)
+        low, high = (low, middle) if ledger.epsilon(config.rounds) <= epsilon else (middle, high)
     return high
+
+
+def keep(rows: Iterator[Row]) -> None:
+    """Append rows to the file, all of them or none."""
+    made, new = list(rows), not RESULTS.exists()
+    with RESULTS.open("a", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        if new:
+            writer.writeheader()
+        writer.writerows({**row, "fedsat": fedsat.__version__} for row in made)
+
+
+def kept() -> list[Row]:
+    """Return the rows of the file."""
+    if not RESULTS.exists():
+        return []
+    with RESULTS.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def tables(rows: Sequence[Row]) -> Iterator[str]:
+    """Return a table for each dataset, and the range of the trials."""
+    for data in DATASETS:
+        yield f"### {data}\n"
+        yield "| method | ε | noise | η | C | accuracy, % | balanced accuracy, % | worst-class recall, % |"
+        yield "|---|---:|---:|---:|---:|---:|---:|---:|"
+        for method, epsilon in itertools.product(dict.fromkeys(row["method"] for row in rows), EPSILONS):
+            mine = [row for row in rows if (row["data"], row["method"], row["epsilon"]) == (data, method, epsilon)]
+            runs = [row for row in mine if row["judged_on"] == "test"]
+            if runs:
+                noise, rate, clip = (runs[0][name] or "–" for name in ("noise", "lr", "clip"))
+                cells = [spread([100 * float(row[name]) for row in runs]) for name in SHOWN]
+                yield f"| `{method}` | {epsilon} | {noise} | {rate} | {clip} | {' | '.join(cells)} |"
+        yield ""
+
+
+def spread(values: Sequence[float]) -> str:
+    """Return the mean and the standard deviation."""
+    return f"{statistics.mean(values):.1f} ± {statistics.stdev(values):.1f}"
 
 
 if __name__ == "__main__":

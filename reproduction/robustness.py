@@ -1,7 +1,7 @@
 """Attack × defence: how much accuracy malicious clients cost with each defence, and how many of them are left out.
 
     fedsat data get mnist
-    python -m reproduction.robustness --jobs 8              # runs what results/robustness.csv does not have yet
+    python -m reproduction.robustness --model mlp           # runs what results/robustness.csv does not have yet
     python -m reproduction.robustness --page                # only writes docs/measurements/robustness.md
 
 Trials for choosing a defence (about two seconds per run) have their own seeds and their own file:
@@ -21,7 +21,7 @@ import itertools
 import multiprocessing
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -38,45 +38,17 @@ from fedsat.engine.evaluate import Counter
 from fedsat.engine.examples import Examples
 from fedsat.experiment.config import Config
 from fedsat.experiment.environment import environment
-from fedsat.experiment.folder import write_whole
 from fedsat.experiment.parts import method_parts
 from fedsat.experiment.settings import override
 from fedsat.metrics import RoundRecord
 from fedsat.rounds.attacks import Backdoor, FalseUpdate, triggered
 from fedsat.tree import Tree, tree_map
+from reproduction.robustness_page import ABSENT, ATTACKS, DEFENCES, Row, read, write_page
 
 SPLITS: dict[str, dict[str, Any]] = {
     "LS β=0.3": {"name": "ls", "beta": 0.3},
     "LSMC n=4": {"name": "lsmc", "classes_per_client": 4},
 }
-ABSENT = "absent"
-"""No attack: all updates of the attackers are refused. A perfect filter would lose the same accuracy."""
-ATTACKS = [
-    "label-flip",
-    "sign-flip",
-    "scale",
-    "noise",
-    "free-rider",
-    "lying-worker",
-    "kill-class",
-    "alie",
-    "ipm",
-    "backdoor",
-    ABSENT,
-]
-DEFENCES = [
-    "fedavg",
-    "fedavg+median",
-    "fedavg+trimmed-mean",
-    "fedavg+multi-krum",
-    "fedsat:paper",
-    "fedsat",
-    "fedsat-pwa+multi-krum",
-    "fedsat:robust",
-]
-BLIND = ("+median", "+trimmed-mean")
-"""Defences that work coordinate by coordinate: the weights of clients do not show whose updates were used."""
-MARK = "<!-- tables, written by python -m reproduction.robustness --page -->"
 
 
 @dataclass(frozen=True)
@@ -134,7 +106,6 @@ COLUMNS = [
     "torch",
     "device",
 ]
-Row = dict[str, Any]
 
 
 def main() -> None:
@@ -153,12 +124,12 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--dataset", default="mnist")
     parser.add_argument("--model", default="lenet5")
-    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds")
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--fractions", type=float, nargs="+", default=[0.2, 0.3, 0.1], help="shares of attackers")
     parser.add_argument("--splits", nargs="+", default=list(SPLITS), choices=SPLITS)
-    parser.add_argument("--attacks", nargs="+", default=ATTACKS, choices=ATTACKS)
+    parser.add_argument("--attacks", nargs="+", default=ATTACKS, choices=[*ATTACKS, ABSENT])
     parser.add_argument("--defences", nargs="+", default=DEFENCES)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
@@ -283,108 +254,9 @@ def append(row: Row, path: Path) -> None:
         writer.writerow({key: f"{v:.5f}" if key in MEASURED and v != "" else v for key, v in row.items()})
 
 
-def read(path: Path) -> list[Row]:
-    """Return the rows of the file; none if there is no file."""
-    if not path.exists():
-        return []
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
 def done(path: Path) -> set[tuple[str, ...]]:
     """Return the cases in the file."""
     return {tuple(row[name] for name in Case.__dataclass_fields__) for row in read(path)}
-
-
-# The page
-
-
-def write_page(rows: list[Row], path: Path) -> None:
-    """Replace the tables after the mark in the document."""
-    if not rows:
-        sys.exit("there are no results yet")
-    head = path.read_text(encoding="utf-8").partition(MARK)[0] if path.exists() else "# Robustness\n\n"
-    write_whole(path, (head + MARK + "\n\n" + "\n".join(tables(rows)) + "\n").encode())
-    print(f"written: {path}")
-
-
-def tables(rows: list[Row]) -> Iterator[str]:
-    """Return, for every setting and share of attackers, the losses and the attackers' weights."""
-    for dataset, model, rounds in unique((row["dataset"], row["model"], row["rounds"]) for row in rows):
-        mine = [row for row in rows if (row["dataset"], row["model"], row["rounds"]) == (dataset, model, rounds)]
-        seeds = ", ".join(sorted({row["seed"] for row in mine}))
-        made = unique(f"fedsat {row['fedsat']}, torch {row['torch']}, {row['device']}" for row in mine)
-        command = f"python -m reproduction.robustness --dataset {dataset} --model {model} --rounds {rounds}"
-        yield f"Made by `{command}`, seeds {seeds}, with {'; '.join(made)}."
-        yield "Accuracy is the mean of the last ten rounds, in per cent; means over the seeds."
-        yield ""
-        for split in unique(row["split"] for row in mine):
-            here = [row for row in mine if row["split"] == split]
-            clean = {(row["defence"], row["seed"]): row for row in here if row["attack"] == "none"}
-            for share in sorted({float(row["attackers"]) for row in here} - {0.0}):
-                yield from table(here, clean, f"{model} on {dataset}, {split}, {100 * share:.0f} % attackers", share)
-
-
-def table(rows: list[Row], clean: dict[tuple[str, str], Row], title: str, share: float) -> Iterator[str]:
-    """Return the tables of one setting: points lost and accuracy, and the attackers' weights."""
-    attacks = [attack for attack in ATTACKS if any(row["attack"] == attack for row in rows)]
-    attacked = {
-        (defence, attack): [
-            row for row in rows
-            if (row["defence"], row["attack"], float(row["attackers"])) == (defence, attack, share)
-        ]
-        for defence in unique(row["defence"] for row in rows)
-        for attack in attacks
-    }  # fmt: skip
-    defences = [name for name in DEFENCES if any(attacked.get((name, attack)) for attack in attacks)]
-    heading = f"| | clean | {' | '.join(attacks)} |\n|---|{'---:|' * (1 + len(attacks))}"
-    yield f"### {title}\n\nPoints lost against the clean run of the same defence and seed (accuracy):\n\n{heading}"
-    for defence in defences:
-        cells = [means([row["accuracy"] for (name, _), row in clean.items() if name == defence], 100)]
-        for attack in attacks:
-            pairs = [(clean.get((defence, row["seed"])), row) for row in attacked[defence, attack]]
-            before = [one["accuracy"] if one else "" for one, _ in pairs]
-            after = [row["accuracy"] for _, row in pairs]
-            cells.append(lost(before, after))
-        yield f"| {defence} | {' | '.join(cells)} |"
-    yield f"\nThe attackers' part of the weight, and the share of their updates left out, in per cent:\n\n{heading}"
-    for defence in defences:
-        if defence.endswith(BLIND):
-            continue
-        honest = means([row["honest_left_out"] for (name, _), row in clean.items() if name == defence], 100)
-        cells = [
-            f"{means([row['attackers_weight'] for row in attacked[defence, attack]], 100)}, "
-            f"{means([row['attackers_left_out'] for row in attacked[defence, attack]], 100)}"
-            for attack in attacks
-        ]
-        yield f"| {defence} | {honest} honest left out | {' | '.join(cells)} |"
-    yield ""
-    if "backdoor" in attacks:
-        success = [
-            f"{means([row['backdoor'] for row in attacked[name, 'backdoor']], 100)} ({name})" for name in defences
-        ]
-        yield f"Samples with the trigger that the final model takes for the target, in per cent: {', '.join(success)}."
-        yield ""
-
-
-def unique(values: Iterable[Any]) -> list[Any]:
-    """Return each value once, in the order of first appearance."""
-    return list(dict.fromkeys(values))
-
-
-def means(texts: Sequence[str], factor: float) -> str:
-    """Return the mean of numbers in the file; a dash if one is missing."""
-    return f"{factor * np.mean([float(text) for text in texts]):.1f}" if texts and all(texts) else "–"
-
-
-def lost(before: Sequence[str], after: Sequence[str]) -> str:
-    """Return the mean loss in points and, in brackets, the remaining accuracy."""
-    if not after:
-        return "–"
-    if not all(after):
-        return "diverged"
-    points = means([str(float(b) - float(a)) for b, a in zip(before, after, strict=True)], 100) if all(before) else "–"
-    return f"{points} ({means(after, 100)})"
 
 
 if __name__ == "__main__":

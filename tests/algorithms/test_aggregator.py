@@ -16,6 +16,7 @@ from fedsat.algorithms.aggregator import (
     GuardedMean,
     MultiKrum,
     TrimmedMean,
+    longest_row,
     suspected,
 )
 from fedsat.algorithms.weighting import Uniform
@@ -68,11 +69,37 @@ def test_multi_krum_keeps_the_chosens_weights_in_proportion() -> None:
     assert kept.tolist() == pytest.approx([0.25, 0.5, 0, 0.25])
 
 
-def test_an_update_that_is_long_in_one_tensor_weighs_less() -> None:
-    # The lengths of "a" are equal; those of "b" are 1, 1, 1, 4. Beyond 2 medians: (2/4)² = 1/4.
+def test_an_update_that_is_far_from_the_others_in_one_tensor_weighs_less() -> None:
+    # "a" is the same for all. The median of "b" is 7, and the distances from it are 1, 1, 1, 0 and 4. Beyond 2 medians:
+    # (2/4)⁴ = 1/16.
     guarded = GuardedMean(longest=9, repeats=0, against=0)
-    kept = guarded.select({"a": one(3, 3, 3, 3)["w"], "b": one(1, 1, -1, 4)["w"]}, weights(0.25, 0.25, 0.25, 0.25))
-    assert kept.tolist() == pytest.approx([4 / 13, 4 / 13, 4 / 13, 1 / 13])
+    kept = guarded.select({"a": one(30, 30, 30, 30, 30)["w"], "b": one(6, 8, 8, 7, 3)["w"]}, FIFTH)
+    assert kept.tolist() == pytest.approx([16 / 65, 16 / 65, 16 / 65, 16 / 65, 1 / 65])
+
+
+def test_an_update_with_a_long_row_weighs_less() -> None:
+    # The median is zero in every coordinate. The matrices have the length 5 and the longest rows 3, 3, 3, 4 and 5, in
+    # any place: 5 is beyond 1.5 medians, so (1.5 · 3/5)⁴ = 0.6561; 4 is not. The bias has no rows.
+    def matrix(*rows: tuple[float, float]) -> list[tuple[float, float]]:
+        return [*rows, *[(0.0, 0.0)] * (9 - len(rows))]
+
+    none, odd = [(0.0, 0.0)] * 3, 7**0.5
+    clients = [
+        matrix((0, 3), (3, 0), (odd, 0)),
+        matrix(*none, (0, -3), (0, odd), (3, 0)),
+        matrix(*none, *none, (3, 0), (0, 3), (-odd, 0)),
+        matrix((0, 0), (0, 4), (0, 0), (-3, 0)),
+        matrix((0, 0), (0, 0), (-3, -4)),
+    ]
+    tree = {"w": torch.tensor(clients, dtype=torch.float64), "b": torch.ones(5, 3, dtype=torch.float64)}
+    assert longest_row(tree["w"]).tolist() == pytest.approx([3, 3, 3, 4, 5])
+    assert GuardedMean(part=1.5).evenness(tree).tolist() == pytest.approx([1, 1, 1, 1, 0.6561])
+
+
+def test_what_all_clients_share_hides_no_part() -> None:
+    # The median is 101, and the distances from it are 2, 0, 2, 0 and 7, which is 3.5 times the median distance.
+    shared = {"w": 100 + one(-1, 1, -1, 1, 8)["w"]}
+    assert GuardedMean().evenness(shared).tolist() == pytest.approx([1, 1, 1, 1, (2 / 3.5) ** 4])
 
 
 def test_updates_that_repeat_share_one_weight() -> None:

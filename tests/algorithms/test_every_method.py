@@ -90,7 +90,7 @@ def test_batchnorm_and_awkward_clients(method: Algorithm) -> None:
         for name, tree in state.items():
             if name == "previous_buffers":
                 assert tree.keys() == server.model.buffers.keys()
-            elif name != "objective":
+            elif name not in ("objective", "signal"):
                 assert tree.keys() == server.model.params.keys()
     # BatchNorm's counter is still an integer: the largest number of steps of a client.
     counter = server.model.buffers["stem.1.num_batches_tracked"]
@@ -107,10 +107,11 @@ def test_measured_bytes_agree_with_the_footprint(method: Algorithm) -> None:
     params, model = nbytes([weights.params]), nbytes([weights.params, weights.buffers])
     sizes, traffic = footprint(method), result.traffic
     counts = traffic.workers  # the only worker is the client itself: it downloads no model and only reports counts
-    assert traffic.down == 5 * (model + (sizes.down - 1) * params)
+    signal = nbytes([training.server.memory.get("signal", {})])  # two numbers of FedSat
+    assert traffic.down == 5 * (model + (sizes.down - 1) * params + signal)
     stated = nbytes([method.weighting.statement(torch.from_numpy(engine.federation.class_counts[:5]))])
     assert traffic.up - counts == 5 * (model + (sizes.up - 1) * params) + stated
-    assert nbytes(training.server.memory.values()) == len(sizes.server) * params
+    assert nbytes(training.server.memory.values()) == len(sizes.server) * params + signal
     for state in training.states.values():
         assert len(sizes.client) * params == sum(
             nbytes([tree]) for name, tree in state.items() if name not in ("objective", "previous_buffers")

@@ -25,13 +25,17 @@ from fedsat.algorithms.fedsat import limit
 from fedsat.algorithms.objective import CrossEntropy
 from fedsat.algorithms.weighting import BySamples
 from fedsat.errors import UsageError
+from fedsat.tree import State
 from tests.support.byhand import after_rounds, make_batch, make_task, make_updates, one, same, scalar
 
 
-def task(received: float, kept: tuple[float, ...], lr: float = 0.1) -> Task:
-    return make_task(
-        len(kept), received={"direction": scalar(received)}, state={"direction": one(*kept)}, lr=lr, epochs=5
-    )
+def memory(direction: float, share: float = 1.0, variance: float = 0.0) -> State:
+    signal = {"share": torch.tensor(share).double(), "variance": torch.tensor(variance).double()}
+    return {"direction": scalar(direction), "signal": signal}
+
+
+def task(received: float, kept: tuple[float, ...], lr: float = 0.1, share: float = 1.0) -> Task:
+    return make_task(len(kept), received=memory(received, share), state={"direction": one(*kept)}, lr=lr, epochs=5)
 
 
 def test_local_step_is_corrected() -> None:
@@ -53,7 +57,7 @@ def test_client_keeps_its_mean_raw_gradient() -> None:
 
 def test_a_long_update_moves_the_model_no_farther_than_the_median_one() -> None:
     # Updates −1, 1, 1, 40 of weight 1/4 have the mean 10.25, and the median length is 1. Θ' = 1 + 1, v = −1/(0.1·2).
-    quarter, server = torch.full((4,), 0.25, dtype=torch.float64), Server(Model(scalar(1.0), {}))
+    quarter, server = torch.full((4,), 0.25, dtype=torch.float64), Server(Model(scalar(1.0), {}), memory(0.0))
     after = FedSat().aggregate(server, make_updates(one(0, 2, 2, 41), [2] * 4, 0.1), quarter)
     assert float(after.model.params["w"]) == pytest.approx(2.0)
     assert float(after.memory["direction"]["w"]) == pytest.approx(-5.0)
@@ -78,7 +82,7 @@ def test_server_direction_uses_the_weighted_steps() -> None:
     # Weights (0.75, 0.25), models (0.4, 1.4): Θ' = 0.65, moved by 0.35. K̄ = 0.75·2 + 0.25·4 = 2.5.
     # v = 0.35/(η_g η K̄) = 0.35/0.25 = 1.4.
     method = FedSat()
-    server = Server(Model(scalar(1.0), {}))
+    server = Server(Model(scalar(1.0), {}), memory(0.0))
     after = method.aggregate(server, make_updates(one(0.4, 1.4), [2, 4], 0.1), torch.tensor([0.75, 0.25]).double())
     assert float(after.model.params["w"]) == pytest.approx(0.65)
     assert float(after.memory["direction"]["w"]) == pytest.approx(1.4)
@@ -91,7 +95,7 @@ def test_server_direction_uses_the_weighted_steps() -> None:
 
 def test_inertia_keeps_some_of_the_former_direction() -> None:
     # As above, the direction is 1.4; a quarter of the previous v = −2 is kept: 0.75·1.4 − 0.25·2 = 0.55.
-    server = Server(Model(scalar(1.0), {}), {"direction": scalar(-2.0)})
+    server = Server(Model(scalar(1.0), {}), memory(-2.0))
     updates, weights = make_updates(one(0.4, 1.4), [2, 4], 0.1), torch.tensor([0.75, 0.25]).double()
     after = FedSat(inertia=0.25).aggregate(server, updates, weights)
     assert float(after.model.params["w"]) == pytest.approx(0.65)  # the model's update is unchanged
@@ -100,19 +104,48 @@ def test_inertia_keeps_some_of_the_former_direction() -> None:
         FedSat(inertia=1.0)
 
 
+def test_noise_in_the_global_direction_weakens_the_correction() -> None:
+    # K̄ = 2 and η = 0.1, so noise of 0.1 in the mean is s = 0.5 in v. v = (1 − 3)/0.2 = −10: 1 − 0.25/100 is signal.
+    method, half = FedSat(gamma=0.5), torch.full((2,), 0.5, dtype=torch.float64)
+    server = Server(Model(scalar(1.0), {}), memory(0.0))
+    first = method.aggregate(server, replace(make_updates(one(3, 3), [2, 2], 0.1), noise=0.1), half)
+    assert float(first.memory["signal"]["share"]) == pytest.approx(0.9975)
+    assert float(first.memory["signal"]["variance"]) == pytest.approx(0.25)
+    # v = (3 − 2)/0.2 = 5. Its noise is new, or inherited with γ · 0.9975: s² = 0.25 + (0.49875 · 0.5)² = 0.312188.
+    noisy = replace(make_updates(one(2, 2), [2, 2], 0.1), noise=0.1)
+    second = method.aggregate(first, noisy, half)
+    assert float(second.memory["signal"]["variance"]) == pytest.approx(0.31218789)
+    assert float(second.memory["signal"]["share"]) == pytest.approx(1 - 0.31218789 / 25)
+    # With inertia 0.5: v = (5 − 10)/2, half of the new noise, and (0.5 · 0.49875 + 0.5) of the former.
+    slow = replace(method, inertia=0.5).aggregate(first, noisy, half)
+    assert float(slow.memory["signal"]["variance"]) == pytest.approx(0.25**2 + (0.749375 * 0.5) ** 2)
+    assert float(slow.memory["signal"]["share"]) == pytest.approx(1 - (0.0625 + 0.14039) / 6.25, abs=1e-5)
+    nothing = method.aggregate(first, replace(noisy, noise=10.0), half)
+    assert float(nothing.memory["signal"]["share"]) == 0
+
+
+def test_clients_trust_the_signal_alone() -> None:
+    # γ = 0.5 and half of v_t is signal: drift 0.25 · (3 − 1) = 0.5. Without own samples, two steps go to 1 − 2 · 0.075.
+    method, given = FedSat(gamma=0.5), task(3.0, (1.0,), share=0.5)
+    assert float(method.begin(given)["drift"]["w"]) == pytest.approx(0.5)
+    assert float(method.start_of_update(given, torch.tensor([2]))["w"]) == pytest.approx(0.85)
+
+
 def test_direction_is_momentum_minus_the_clients_last_directions() -> None:
     # γ = 0.5, v_t = 3, v_k = (1, 5), raw gradients 2 and 4, one step each, weights one half:
     # v_{t+1} = γ v_t + mean(g_k − γ v_k) = 1.5 + ((2 − 0.5) + (4 − 2.5))/2 = 3.
     method, given = FedSat(gamma=0.5), task(3.0, (1.0, 5.0))
     params, _ = method.step(given, method.begin(given), one(1.0, 1.0), one(2.0, 4.0))
-    after = method.aggregate(Server(given.start), make_updates(params, [1, 1], 0.1), torch.tensor([0.5, 0.5]).double())
+    after = method.aggregate(
+        Server(given.start, memory(0.0)), make_updates(params, [1, 1], 0.1), torch.tensor([0.5, 0.5]).double()
+    )
     assert float(after.memory["direction"]["w"]) == pytest.approx(3.0)
 
 
 def test_paper_scale_of_the_global_direction() -> None:
     # v_t = (η/E)(Θ_t − Θ_{t−1}) = (0.1/5)·(0.65 − 1) = −0.007.
     method = FedSat(scale="paper", gamma=1)
-    server = Server(Model(scalar(1.0), {}))
+    server = Server(Model(scalar(1.0), {}), memory(0.0))
     after = method.aggregate(server, make_updates(one(0.4, 1.4), [2, 4], 0.1), torch.tensor([0.75, 0.25]).double())
     assert float(after.memory["direction"]["w"]) == pytest.approx(-0.007)
 

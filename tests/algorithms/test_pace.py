@@ -49,7 +49,7 @@ def test_the_model_goes_farther_but_its_direction_has_the_same_units() -> None:
 
 def test_clients_receive_the_direction_only() -> None:
     model = Model(scalar(1.0), {})
-    for method, sent in ((FedSat(lengthen=3), {"direction"}), (FedSat(lengthen=3, correction=False), set())):
+    for method, sent in ((FedSat(lengthen=3), {"direction", "signal"}), (FedSat(lengthen=3, correction=False), set())):
         memory = method.initial_memory(model)
         assert memory.keys() == sent | {"departure", "way"}
         assert method.broadcast(Server(model, memory)).keys() == sent

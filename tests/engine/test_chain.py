@@ -34,9 +34,18 @@ class Doubled(nn.Module):
         return out + x
 
 
-def hooked() -> nn.Module:
+class Halved(nn.Sequential):
+    """A chain in bf16, which tracing does not see."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            out: Tensor = super().forward(input)
+        return out.float()
+
+
+def hooked(kind: str) -> nn.Module:
     layer = nn.Linear(6, 3)
-    layer.register_forward_hook(lambda *_: None)
+    getattr(layer, f"register_{kind}_hook")(lambda *_: None)
     return nn.Sequential(layer)
 
 
@@ -56,7 +65,10 @@ OTHERS: dict[str, nn.Module] = {
     "training differs": Noisy(nn.Linear(6, 3)),
     "a skip connection": Doubled(),
     "a layer used twice": nn.Sequential(*[nn.Linear(6, 6)] * 2),
-    "a hook": hooked(),
+    "a hook": hooked("forward"),
+    "a backward hook": hooked("full_backward"),
+    "autocast": Halved(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3)),
+    "a slope that the output does not determine": nn.Sequential(nn.Linear(6, 3), nn.ELU(-0.5), nn.Linear(3, 3)),
     "no layer": nn.Sequential(nn.Flatten()),
     "an unused layer": MLP((6,), 3),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,10 @@ from fedsat.algorithms import SGD, FedAvg, algorithms
 from fedsat.data import Dataset
 from fedsat.engine import SequentialEngine
 from fedsat.engine.base import BaseEngine
-from fedsat.engine.fold import FoldedConv2d, fold
+from fedsat.engine.fold import FoldedConv2d, FoldedNetwork, fold
 from fedsat.engine.kernels import without_second_derivative
 from fedsat.engine.kernels.quick import QuickTanh, disjoint_means
-from fedsat.engine.network import Aside
+from fedsat.engine.network import Aside, Factors
 from fedsat.errors import TrainingError, UsageError
 from fedsat.models import BatchNormRelu
 from fedsat.options import Spec
@@ -182,6 +183,18 @@ class Rough(nn.Module):
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedprox", "fedlada"])
 def test_gradients_left_as_factors(algorithm: str) -> None:
     assert_equal(algorithm, lanes=3, model=f"{__name__}:Rough", partition="ls", clients=9, batch_size=4)
+
+
+def test_factors_are_freed_after_a_step() -> None:
+    module = nn.Sequential(nn.Conv1d(1, 2, 1), nn.Flatten(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)).double()
+    params = {name: tensor.detach()[None].requires_grad_() for name, tensor in module.named_parameters()}
+    factors: list[Factors] = []
+    network = FoldedNetwork(module, features=False)
+    logits = network.train(params, {}, torch.ones(1, 4, 1, 3, dtype=torch.float64), None, factors).logits
+    torch.autograd.grad(logits.sum(), list(params.values()), allow_unused=True)
+    columns = [weakref.ref(one.columns) for one in factors]
+    del logits, factors
+    assert [one() for one in columns] == [None, None]
 
 
 class FrozenNorms(nn.Module):

@@ -59,12 +59,12 @@ def test_results_that_cannot_be_kept_are_known_before_training(capsys: pytest.Ca
 
 
 def test_a_run_that_several_cells_show_is_kept_for_each(capsys: pytest.CaptureFixture[str]) -> None:
-    assert fedsat(capsys, "run", "table-ls", "--only", "dataset=mnist,model=mlp,method=fedavg")[0] == 0
+    assert fedsat(capsys, "run", "table-ls", "--only", "dataset=mnist,model=mlp,method=feddyn")[0] == 0
     lines = [result.line for result in read_results(Path("runs/paper/table-ls-smoke.csv"))]
     shown = [(line["contender"], line["setting"]) for line in lines]
-    assert [setting for who, setting in shown if who == "fedavg"] == ["mnist, mlp, lr=0.001", "mnist, mlp, lr=0.01"]
-    assert {who for who, _ in shown} == {"fedavg", "fedavg, averaged"}
-    assert len({line["finished"] for line in lines}) == 1  # smoke has a rate of its own
+    assert [setting for who, setting in shown if who == "feddyn"] == ["mnist, mlp, lr=0.001", "mnist, mlp, lr=0.01"]
+    assert {who for who, _ in shown} == {"feddyn", "feddyn, active-mean", "feddyn, averaged"}
+    assert len({line["finished"] for line in lines}) == 1  # smoke has a rate of its own, and α is the same at both
 
 
 def test_variants_can_be_chosen() -> None:
@@ -76,7 +76,7 @@ def test_what_is_missing_is_made_by_the_command_that_is_named(capsys: pytest.Cap
     wanted = ["show", "choice", "--scale", "smoke"]
     command = fedsat(capsys, *wanted)[2].partition("yet; run: ")[2]
     assert command == "python -m reproduction run choice --scale smoke --seed 100\n"
-    only = ["--only", "model=mlp,variant=fedavg"]
+    only = ["--only", "model=mlp,partition=lsmc,variant=fedavg"]
     assert fedsat(capsys, *shlex.split(command)[3:], *only)[0] == 0
     assert fedsat(capsys, *wanted)[0] == 0
     again = fedsat(capsys, *"run choice --scale smoke".split(), *only)[1]

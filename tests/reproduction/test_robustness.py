@@ -8,19 +8,8 @@ import pytest
 
 from fedsat.experiment.config import Config
 from fedsat.metrics import RoundRecord
-from reproduction.robustness import (
-    DEFENCES,
-    MARK,
-    Absent,
-    Case,
-    append,
-    done,
-    read,
-    run_case,
-    shares,
-    tables,
-    write_page,
-)
+from reproduction.robustness import Absent, Case, append, done, run_case, shares
+from reproduction.robustness_page import DEFENCES, MARK, Row, glance, read, seeds_of, tables, write_page
 
 
 def case(defence: str, attack: str, attackers: float) -> Case:
@@ -82,3 +71,27 @@ def test_rows_are_kept_skipped_and_tabled(tmp_path: Path) -> None:
     write_page(read(file), page)
     assert page.read_text(encoding="utf-8").startswith(f"by hand\n{MARK}\n")
     assert "old tables" not in page.read_text(encoding="utf-8")
+
+
+def made(defence: str, attack: str, attackers: float, **by_seed: float) -> list[Row]:
+    return [
+        {"defence": defence, "attack": attack, "attackers": str(attackers), "seed": seed[1:], "accuracy": str(accuracy)}
+        for seed, accuracy in by_seed.items()
+    ]
+
+
+def test_worst_cases_by_hand() -> None:
+    rows = [
+        *made("fedavg", "none", 0.0, s0=0.9, s1=0.8),
+        *made("fedavg", "scale", 0.2, s0=0.5, s1=0.6),
+        *made("fedavg", "alie", 0.2, s0=0.8, s1=0.8),
+        *made("fedsat", "none", 0.0, s0=0.95),
+        *made("fedsat", "scale", 0.2, s0=0.8),
+        *made("fedsat", "alie", 0.2, s0=0.85),
+        *made("fedsat", "absent", 0.2, s0=0.1),  # not an attack
+    ]
+    table = list(glance({"LS": rows}))[1:]
+    assert table[0].startswith("| | | clean | 20 %: loses at most | 20 %: above FedAvg by at least |")
+    assert table[1] == "| LS | fedavg | 85.0 | 30.0 (scale) | – |"  # ((0.9 − 0.5) + (0.8 − 0.6)) / 2
+    assert table[2] == "| LS | fedsat | 95.0 | 15.0 (scale) | 5.0 (alie) |"  # seed 0 alone: 0.85 − 0.8 < 0.8 − 0.5
+    assert seeds_of(rows) == "Seeds 0, 1: `fedavg`. Seeds 0: `fedsat`."

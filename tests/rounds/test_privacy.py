@@ -99,6 +99,18 @@ def test_central_noise_covers_the_largest_weight() -> None:
     updates = replace(updates_of([0.0, 0.0], [0.0, 0.0], sizes=[1, 3]), model=Model({"w": torch.zeros(2, 20000)}, {}))
     released = Central(dp_clip=2.0, dp_noise=1.5).release(start, updates, torch.tensor([0.25, 0.75]), Secure())
     assert float(released.model.params["w"][0].std()) == pytest.approx(1.5 * 4 * 0.75, rel=0.05)
+    assert released.noise == 1.5 * 4 * 0.75
+
+
+def test_the_noise_of_the_mean_of_noised_updates() -> None:
+    privacy, weights = Local(dp_clip=2.0, dp_noise=1.5), torch.tensor([0.25, 0.75], dtype=torch.float64)
+    start = {"w": torch.zeros(20000, dtype=torch.float64)}
+    sent = privacy.send(start, {"w": torch.zeros(2, 20000, dtype=torch.float64)}, [Secure(), Secure()])
+    updates = replace(updates_of([0.0, 0.0], [0.0, 0.0], sizes=[1, 3]), model=Model(sent, {}))
+    released = privacy.release(Model(start, {}), updates, weights, Secure())
+    assert released.noise == pytest.approx(1.5 * 4 * (0.25**2 + 0.75**2) ** 0.5)
+    assert float((weights @ sent["w"]).std()) == pytest.approx(released.noise, rel=0.05)
+    assert released.model is updates.model
 
 
 def test_replacing_a_client_moves_the_mean_by_at_most_the_sensitivity() -> None:
@@ -235,7 +247,8 @@ def test_the_known_part_of_an_update_is_not_clipped() -> None:
     """Without own samples, FedSat's client moves along the server's v_t; with a tiny clip, that is what remains."""
     algorithm = algorithms.build("fedsat")
     engine = make_engine(algorithm, local={"privacy": Central(dp_clip=1e-9)})
-    memory = {"direction": {name: torch.ones_like(tensor) for name, tensor in engine.initial_model.params.items()}}
+    memory = algorithm.initial_memory(engine.initial_model)
+    memory["direction"] = {name: torch.ones_like(tensor) for name, tensor in engine.initial_model.params.items()}
     server = fedsat.algorithms.Server(engine.initial_model, memory)
     updates = engine.train(server, np.array([0]), {}, 1).updates
     steps, start = int(updates.steps[0]), engine.initial_model.params

@@ -128,13 +128,13 @@ class DampedMean(Aggregator):
 class GuardedMean(DampedMean):
     """The damped mean with lower weights for repeated updates and for updates against the others.
 
-    Each rule stops what the others cannot see: `longest` and `shortest` an unusual length, `part` an unusual length of
-    a single tensor, `repeats` several attackers that send the same usual update, and `against` updates that undo the
-    work of the others.
+    Each rule stops what the others cannot see: `longest` and `shortest` an unusual length, `part` an unusual tensor or
+    row, such as that of one class, `repeats` several attackers that send the same usual update, and `against` updates
+    that undo the work of the others.
     """
 
     part: Annotated[
-        float, Option("damp updates with a tensor longer than this many medians of the same tensor", above=0)
+        float, Option("damp updates with a tensor, or longest row, this many medians away from the median", above=0)
     ] = 2.0
 
     repeats: Annotated[
@@ -161,11 +161,19 @@ class GuardedMean(DampedMean):
         return agreeing / agreeing.sum() if bool(usual > 0) else shared
 
     def evenness(self, client_updates: Tree) -> Tensor:
-        """Return min(1, (part/r_k)²), [K], where r_k is the largest length of a tensor in medians of that tensor."""
-        lengths = torch.stack([norms({name: tensor}) for name, tensor in client_updates.items()], dim=1)
+        """Return min(1, (part/r_k)⁴), [K]; r_k is the largest length of a part of u_k − median(u), in its median.
+
+        Parts are the tensors, and the longest row of each matrix: clients' longest rows are of different classes, but
+        of similar lengths. What all clients share, such as FedSat's γ v_t, is in the median of every coordinate. It may
+        contain what attackers achieved before, and would make more of it look usual.
+        """
+        apart = tree_map(lambda tensor: tensor - _middle(tensor, (len(tensor) - 1) // 2), client_updates)
+        parts = [norms({name: tensor}) for name, tensor in apart.items()]
+        parts += [longest_row(tensor) for tensor in apart.values() if tensor.dim() > 2]
+        lengths = torch.stack(parts, dim=1)
         usual = lengths.quantile(0.5, dim=0)
         relative = ratio(lengths, usual.expand_as(lengths)).amax(1)
-        return (self.part / relative.clamp(min=self.part)).square()
+        return (self.part / relative.clamp(min=self.part)) ** 4
 
     def crowd(self, client_updates: Tree) -> Tensor:
         """Return how many updates, itself included, are as good as equal to each client's update, [K]."""
@@ -210,6 +218,12 @@ def normalised(damped: Tensor, weights: Tensor) -> Tensor:
 def suspected(share: float, clients: int) -> int:
     """Return the assumed number of malicious clients: the share rounded up, but less than half."""
     return min(math.ceil(share * clients - 1e-9), (clients - 1) // 2)
+
+
+def longest_row(tensor: Tensor) -> Tensor:
+    """Return the length of the longest row of each client's matrix, [K], in float64; rows belong to output units."""
+    lengths: Tensor = torch.linalg.vector_norm(tensor.flatten(2), dim=2, dtype=torch.float64)
+    return lengths.amax(1)
 
 
 def squared_distances(tree: Tree) -> Tensor:

@@ -147,6 +147,8 @@ class Updates:
     """N, the number of all clients, sampled or not."""
     optimizer: SGD = SGD()
     """The clients' local optimizer."""
+    noise: float = 0.0
+    """Standard deviation, in every coordinate of the weighted mean, of the noise that protects privacy."""
 
     def take(self, order: list[int]) -> Updates:
         """Return the clients at the given positions, in that order."""

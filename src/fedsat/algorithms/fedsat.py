@@ -86,23 +86,31 @@ class FedSat(Algorithm):
         return True
 
     def initial_memory(self, model: Model) -> State:
-        """Return v_0 = 0 and, if steps are lengthened, the point of departure."""
-        direction = {"direction": zeros_like(model.params)} if self.correction else {}
-        return {**direction, **departure(model)} if self.lengthen > 1 else direction
+        """Return v_0 = 0, without noise, and the point of departure if steps are lengthened."""
+        memory: State = departure(model) if self.lengthen > 1 else {}
+        if self.correction:
+            one = torch.ones((), dtype=torch.float64, device=next(iter(model.params.values())).device)
+            memory |= {"direction": zeros_like(model.params), "signal": {"share": one, "variance": 0 * one}}
+        return memory
 
     def broadcast(self, server: Server) -> State:
         """Send v_t, because clients that were not sampled in the last round cannot compute it."""
-        return {"direction": server.memory["direction"]} if self.correction else {}
+        return {name: server.memory[name] for name in ("direction", "signal")} if self.correction else {}
 
     def initial_client_state(self, model: Model) -> State:
         """Return v_k = 0."""
         return {"direction": zeros_like(model.params)} if self.correction else {}
 
+    def strength(self, memory: State) -> Tensor:
+        """Return γ, times the share of v_t that is not noise if there is differential privacy (see `signal`)."""
+        return self.gamma * memory["signal"]["share"]
+
     def begin(self, task: Task) -> State:
         """Compute γ (v_t − v_k), constant during the round."""
         if not self.correction:
             return {}
-        drift = tree_map(lambda v_t, v_k: self.gamma * (v_t - v_k), task.received["direction"], task.state["direction"])
+        gamma = self.strength(task.received)
+        drift = tree_map(lambda v_t, v_k: gamma * (v_t - v_k), task.received["direction"], task.state["direction"])
         return {"drift": drift}
 
     def pull(self, task: Task, carry: State, params: Tree) -> Tree | None:
@@ -114,7 +122,8 @@ class FedSat(Algorithm):
         """Return Θ − η γ A_K v_t, because the server knows v_t."""
         if not self.correction:
             return task.start.params
-        direction = tree_map(lambda v_t: self.gamma * v_t, task.received["direction"])
+        gamma = self.strength(task.received)
+        direction = tree_map(lambda v_t: gamma * v_t, task.received["direction"])
         return pulled(task, direction, steps)
 
     def end(self, task: Task, carry: State, result: LocalResult) -> tuple[State, State]:
@@ -156,13 +165,33 @@ class FedSat(Algorithm):
             return Server(model, memory)
         if self.scale == "paper":  # eq. 6: v = (η/E)(Θ_{t+1} − Θ_t)
             factor = -updates.lr / updates.epochs
-        else:  # v = (Θ_t − Θ_{t+1}) / (η_g η K̄), K̄: weighted mean of the (effective) steps
-            steps = float((weights * updates.optimizer.effective_steps(updates.steps)).sum())
-            factor = 1 / (self.server_lr * longer * updates.lr * steps)
+        else:  # v = (Θ_t − Θ_{t+1}) / (η_g η K̄)
+            factor = 1 / (self.server_lr * longer * updates.lr * mean_steps(updates, weights))
         direction = tree_map(lambda old, new: factor * (old - new), server.model.params, model.params)
         if self.inertia:  # average over rounds, because a single round's sample of clients is noisy
             direction = tree_map(lambda now, former: now.lerp(former, self.inertia), direction, memory["direction"])
-        return Server(model, {**memory, "direction": direction})
+        signal = self.signal(server, direction, updates, weights)
+        return Server(model, {**memory, "direction": direction, "signal": signal})
+
+    def signal(self, server: Server, direction: Tree, updates: Updates, weights: Tensor) -> Tree:
+        """Return the share of ‖v_{t+1}‖² that is not noise, 1 − d s²/‖v_{t+1}‖², and s², the noise in a coordinate.
+
+        Clients repeat γ v_t with its noise, but their v_k cancel only what they did themselves. So noise would add up
+        to 1/(1 − γ) times its size. With γ times the share, the correction fades as noise takes over. What v_t inherits
+        from v_{t−1} counts as well. The server computes all this from what is already noised, at no cost in privacy.
+        """
+        if not updates.noise or self.scale == "paper":
+            return server.memory["signal"]
+        new = (1 - self.inertia) * updates.noise / (updates.lr * mean_steps(updates, weights))
+        inherited = (1 - self.inertia) * self.strength(server.memory) + self.inertia
+        variance = inherited**2 * server.memory["signal"]["variance"] + new**2
+        size = sum(tensor.numel() for tensor in direction.values())
+        return {"share": (1 - size * variance / length(direction) ** 2).clamp(min=0), "variance": variance}
+
+
+def mean_steps(updates: Updates, weights: Tensor) -> float:
+    """Return K̄, the weighted mean of the clients' (effective) steps."""
+    return float((weights * updates.optimizer.effective_steps(updates.steps)).sum())
 
 
 def limit(model: Model, updates: Updates, weights: Tensor) -> Tensor:

@@ -72,4 +72,4 @@ def _with_axis(tree: Tree) -> Tree:
 
 
 def _names(state: State) -> tuple[str, ...]:
-    return tuple(name.replace("_", " ") for name, tree in state.items() if tree)
+    return tuple(name.replace("_", " ") for name, tree in state.items() if "w" in tree)

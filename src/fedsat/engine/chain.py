@@ -31,6 +31,9 @@ SLOPES: dict[type[nn.Module], Callable[[Any], Slope]] = {
 }
 """The activations of which the output determines the derivative."""
 
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+"""Where torch keeps a module's hooks, which a chain would not call."""
+
 PARTS = {nn.Flatten, nn.Identity, nn.Linear, *SLOPES}
 """The modules of which a chain consists."""
 
@@ -59,7 +62,18 @@ class Chain:
         """Return the chain that `module` computes in training and in evaluation alike; None if it is not one."""
         module = copy.deepcopy(module)
         traced = _traced(module.train())
-        return cls(*traced) if traced is not None and traced == _traced(module.eval()) else None
+        if traced is None or traced != _traced(module.eval()):
+            return None
+        chain = cls(*traced)
+        return chain if chain._computes(module) else None
+
+    def _computes(self, module: nn.Module) -> bool:
+        """Whether the chain returns what the module does; tracing misses autocast and a replaced `forward`."""
+        weights = {name: tensor.detach().unsqueeze(0) for name, tensor in module.named_parameters()}
+        first = weights[self._layers[0].weight]
+        x = torch.linspace(-1, 1, 2 * first.shape[2], dtype=first.dtype, device=first.device).view(1, 2, -1)
+        with torch.no_grad():
+            return torch.allclose(self(weights, {}, x).logits[0], module(x[0]), rtol=1e-4, atol=1e-5)
 
     def suits(self, x: Tensor) -> bool:
         """Whether the chain is faster than the folded module for samples x [S, B, …], and defined for them."""
@@ -139,6 +153,8 @@ def _traced(module: nn.Module) -> tuple[list[Layer], bool] | None:
     """Return the layers of a chain and whether it flattens its input first; None if `module` is not a chain."""
     if any(type(part) not in PARTS for part in module.modules() if not list(part.children())):
         return None
+    if any(isinstance(part, nn.ELU) and part.alpha < 0 for part in module.modules()):
+        return None  # its output does not determine its slope
     try:
         graph = fx.Tracer().trace(module)
     except Exception:  # a module that fx cannot trace may raise anything
@@ -158,7 +174,7 @@ def _traced(module: nn.Module) -> tuple[list[Layer], bool] | None:
         elif node is not last and type(layer) is not nn.Identity:
             return None
     names = [name for layer in layers for name in (layer.weight, layer.bias) if name is not None]
-    hooked = any(part._forward_hooks or part._forward_pre_hooks for part in modules.values())
+    hooked = any(getattr(part, hooks) for part in modules.values() for hooks in HOOKS)
     complete = sorted(names) == sorted(name for name, _ in module.named_parameters())
     return (layers, flattens) if complete and layers and layers[-1].activation is None and not hooked else None
 

@@ -70,7 +70,8 @@ class _LeavingFactors(torch.autograd.Function):
         weight, columns = ctx.saved_tensors
         needs_weight, needs_bias, needs_columns, _ = ctx.needs_input_grad
         if needs_weight:
-            ctx.factors.append(Factors(weight, columns, grad))
+            # Detached, because a graph that reaches the list that holds it would never be freed.
+            ctx.factors.append(Factors(weight, columns.detach(), grad))
         return None, bias_slope(grad) if needs_bias else None, weight.mT.bmm(grad) if needs_columns else None, None
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -150,10 +151,17 @@ def batch_folder(parent: Path, what: str, jobs: Sequence[Job]) -> Path:
     wanted, name = _experiments(job.config.table() for job in jobs), folder_name(jobs[0].config, what)
     for number in itertools.count(1):
         folder = parent / (name if number == 1 else f"{name}-{number}")
-        there = _experiments(read(path) for path in folder.glob(f"*/{CONFIG}"))
+        there = _experiments(_readable(folder.glob(f"*/{CONFIG}")))
         if not there or wanted & there:
             break
     return folder
+
+
+def _readable(paths: Iterable[Path]) -> Iterator[Mapping[str, Any]]:
+    """Yield the configurations that can be read; a damaged one belongs to another run, which says so itself."""
+    for path in paths:
+        with suppress(UsageError):
+            yield read(path)
 
 
 def _experiments(tables: Iterable[Mapping[str, Any]]) -> set[str]:

@@ -54,7 +54,7 @@ class Known:
                 tuple(stored["shape"]),
                 {int(client): _info(info) for client, info in stored["infos"].items()},
                 {int(worker): torch.tensor(labels) for worker, labels in stored["labels"].items()},
-                {int(client): int(node) for client, node in stored["owners"].items()},
+                {int(client): int(node) for client, node in stored.get("owners", {}).items()},
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DamagedError(

@@ -164,6 +164,11 @@ class Local(Clipped):
         noised = with_noise(self.clipped(known, params), self.dp_noise, self.sensitivity, sources)
         return tree_map(torch.add, known, noised)
 
+    def release(self, start: Model, updates: Updates, weights: Tensor, source: Source) -> Updates:
+        """Return the updates, which are already noised, with the noise of their mean."""
+        del start, source
+        return replace(updates, noise=self.dp_noise * self.sensitivity * float(weights.double().norm()))
+
     def judged(self, held: Indices, seed: int, node: int) -> Indices:
         """Return at most `dp_samples` samples, the same ones in every round."""
         if len(held) <= self.dp_samples:
@@ -250,10 +255,10 @@ class Central(Clipped):
         The mean moves by at most 2C · max w_k if one client's samples are replaced, because weights are public.
         """
         mean = weighted_sum(client_updates(start, updates), weights)
-        stacked = tree_map(lambda tensor: tensor.unsqueeze(0), mean)
-        noised = with_noise(stacked, self.dp_noise, self.sensitivity * float(weights.max()), [source])
+        stacked, moves = tree_map(lambda tensor: tensor.unsqueeze(0), mean), self.sensitivity * float(weights.max())
+        noised = with_noise(stacked, self.dp_noise, moves, [source])
         params = tree_map(lambda theta, u: (theta + u).expand(len(weights), *theta.shape), start.params, noised)
-        return replace(updates, model=Model(params, updates.model.buffers))
+        return replace(updates, model=Model(params, updates.model.buffers), noise=self.dp_noise * moves)
 
 
 def with_noise(tree: Tree, noise: float, sensitivity: float, sources: Sequence[Source]) -> Tree:

@@ -78,7 +78,8 @@ def _gather_product(
     phases: tl.constexpr = STRIDE if TRANSPOSED else 1
     client, phase = tl.program_id(2) // (phases * phases), tl.program_id(2) % (phases * phases)
     low, far = phase // phases, phase % phases
-    height, width = (out_height - low + phases - 1) // phases, (out_width - far + phases - 1) // phases
+    height, width = tl.cdiv(out_height - low, phases), tl.cdiv(out_width - far, phases)
+    height, width = tl.maximum(height, 1), tl.maximum(width, 1)  # a phase may have no pixels
     sample, row, across = _positions(tl.program_id(0) * ROWS, tl.arange(0, ROWS), height, width)
     if TRANSPOSED:
         top, left = (low + PAD) % STRIDE, (far + PAD) % STRIDE
@@ -112,9 +113,11 @@ def _gather_product(
         place = behind * depth * outputs + channel[:, None] * depth_stride + column[None, :] * output_stride
         b = tl.load(own + place, mask=(channel < depth)[:, None] & (column < outputs)[None, :], other=0.0)
         total = tl.dot(a, b, total, input_precision=PRECISION)
-    place = sample * out_sample + (row * phases + low) * out_row + (across * phases + far) * out_column
+    row, across = row * phases + low, across * phases + far
+    there = (sample < samples) & (row < out_height) & (across < out_width)
+    place = sample * out_sample + row * out_row + across * out_column
     target = out + place[:, None] + (client * outputs + column)[None, :] * out_channel
-    tl.store(target, total.to(out.dtype.element_ty), mask=(sample < samples)[:, None] & (column < outputs)[None, :])
+    tl.store(target, total.to(out.dtype.element_ty), mask=there[:, None] & (column < outputs)[None, :])
 
 
 @triton.jit
