@@ -104,8 +104,8 @@ def test_traffic() -> None:
     engine = make_engine(FedSat())
     training = start(engine)
     traffic = run_round(engine, training, SAMPLING).traffic
-    # Model, v_t and two numbers about its noise to 3 clients, each client's model to one further worker; up: models, and
-    # 2·3 counts from 2 workers.
+    # Model, v_t and two numbers about its noise to 3 clients, each client's model to one further worker; up: models,
+    # and 2·3 counts from 2 workers.
     assert traffic.down == 3 * (2 * model + 2 * 8) + 3 * model
     assert traffic.up == 3 * model + 3 * 2 * 6 * 8
     assert traffic.workers == 3 * model + 3 * 2 * 6 * 8
