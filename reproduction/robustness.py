@@ -255,8 +255,9 @@ def append(row: Row, path: Path) -> None:
 
 
 def done(path: Path) -> set[tuple[str, ...]]:
-    """Return the cases in the file."""
-    return {tuple(row[name] for name in Case.__dataclass_fields__) for row in read(path)}
+    """Return the cases in the file that this version has run."""
+    rows = [row for row in read(path) if row["fedsat"] == fedsat.__version__]
+    return {tuple(row[name] for name in Case.__dataclass_fields__) for row in rows}
 
 
 if __name__ == "__main__":

@@ -61,11 +61,13 @@ def write_page(rows: list[Row], path: Path) -> None:
 
 def tables(rows: list[Row]) -> Iterator[str]:
     """Return the tables of every setting: the worst cases at a glance, then the losses and the attackers' weights."""
-    for dataset, model, rounds in unique((row["dataset"], row["model"], row["rounds"]) for row in rows):
-        mine = [row for row in rows if (row["dataset"], row["model"], row["rounds"]) == (dataset, model, rounds)]
-        made = unique(f"fedsat {row['fedsat']}, torch {row['torch']}, {row['device']}" for row in mine)
+    settings = ("dataset", "model", "rounds", "fedsat")
+    found = unique(tuple(row[name] for name in settings) for row in rows)
+    for dataset, model, rounds, version in sorted(found, key=lambda setting: str(setting[3]), reverse=True):
+        mine = [row for row in rows if tuple(row[name] for name in settings) == (dataset, model, rounds, version)]
+        made = unique(f"torch {row['torch']}, {row['device']}" for row in mine)
         command = f"python -m reproduction.robustness --dataset {dataset} --model {model} --rounds {rounds}"
-        yield f"## {model} on {dataset}\n"
+        yield f"## {model} on {dataset}, fedsat {version}\n"
         yield f"Made by `{command}` with {'; '.join(made)}."
         yield f"Accuracy is the mean of the last ten rounds, in per cent; means over the seeds. {seeds_of(mine)}\n"
         splits = {split: [row for row in mine if row["split"] == split] for split in unique(r["split"] for r in mine)}
@@ -123,11 +125,12 @@ def least_above(rows: Sequence[Row], defence: str, share: float) -> str:
 
 
 def extreme(found: Mapping[str, Any], choose: Callable[..., str]) -> str:
-    """Return the largest or smallest value and its name."""
+    """Return the largest or smallest value and its name, and how many attacks it is chosen of if some are missing."""
     if not found:
         return "–"
     name = choose(found, key=lambda each: found[each])
-    return f"{100 * found[name]:.1f} ({name})"
+    partly = "" if len(found) == len(ATTACKS) else f"; {len(found)} of {len(ATTACKS)} attacks"
+    return f"{100 * found[name]:.1f} ({name}{partly})"
 
 
 def accuracies(rows: Sequence[Row], defence: str, attack: str, share: float) -> dict[str, float]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import fedsat
 from fedsat.experiment.config import Config
 from fedsat.metrics import RoundRecord
 from reproduction.robustness import Absent, Case, append, done, run_case, shares
@@ -61,10 +62,13 @@ def test_rows_are_kept_skipped_and_tabled(tmp_path: Path) -> None:
         row = run_case(one, "cpu", deadline=float("inf"))
         assert row is not None
         append(row, file)
+    append({**row, "attackers": 0.3, "fedsat": "0.0.1"}, file)  # another version's runs are repeated, and shown apart
     assert done(file) == {clean.key, attacked.key}
-    before, after = (float(row["accuracy"]) for row in read(file))
+    before, after = (float(row["accuracy"]) for row in read(file)[:2])
     table = "\n".join(tables(read(file)))
     assert "| | clean | sign-flip |" in table
+    assert f"## mlp on mnist-mini, fedsat {fedsat.__version__}\n" in table
+    assert table.index("30 % attackers") > table.index("## mlp on mnist-mini, fedsat 0.0.1\n")
     assert f"| fedavg | {100 * before:.1f} | {100 * (before - after):.1f} ({100 * after:.1f}) |" in table
     assert "trigger" not in table
     page.write_text(f"by hand\n{MARK}\nold tables", encoding="utf-8")
@@ -92,6 +96,7 @@ def test_worst_cases_by_hand() -> None:
     ]
     table = list(glance({"LS": rows}))[1:]
     assert table[0].startswith("| | | clean | 20 %: loses at most | 20 %: above FedAvg by at least |")
-    assert table[1] == "| LS | fedavg | 85.0 | 30.0 (scale) | – |"  # ((0.9 − 0.5) + (0.8 − 0.6)) / 2
-    assert table[2] == "| LS | fedsat | 95.0 | 15.0 (scale) | 5.0 (alie) |"  # seed 0 alone: 0.85 − 0.8 < 0.8 − 0.5
+    assert table[1] == "| LS | fedavg | 85.0 | 30.0 (scale; 2 of 10 attacks) | – |"  # ((0.9 − 0.5) + (0.8 − 0.6)) / 2
+    # Seed 0 alone: 0.85 − 0.8 < 0.8 − 0.5.
+    assert table[2] == "| LS | fedsat | 95.0 | 15.0 (scale; 2 of 10 attacks) | 5.0 (alie; 2 of 10 attacks) |"
     assert seeds_of(rows) == "Seeds 0, 1: `fedavg`. Seeds 0: `fedsat`."
