@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,6 +19,7 @@ from fedsat.rounds import Attack, Engine, Faults, FederationState, RoundResult, 
 from fedsat.rounds.local import TrainedRound
 from fedsat.rounds.refusal import refuse_reports, refuse_updates
 from fedsat.rounds.sampling import draw_attackers
+from fedsat.tree import finite
 from tests.support.byhand import make_updates, one, scalar, values
 from tests.support.federations import furthest, make_engine, stacked
 
@@ -141,6 +143,15 @@ def test_an_upload_that_is_not_finite_is_refused() -> None:
     given = trained(1, 2)
     given = replace(given, updates=replace(given.updates, uploads={"more": one(1, float("inf"))}))
     assert refuse_updates(given, Model(scalar(0), {}), 0, 1)[1] == {1: "not finite"}
+
+
+def test_which_clients_are_finite() -> None:
+    large = torch.finfo(torch.float64).max
+    rows = [[1.0, -large], [math.nan, 1.0], [math.inf, -math.inf], [large, large], [0.0, -0.0]]
+    real = torch.tensor(rows, dtype=torch.float64)
+    counts = torch.tensor([1, 2, 3, 4, 5])  # as BatchNorm's counters
+    assert finite([{"w": real, "n": counts}]).tolist() == [True, False, False, True, True]
+    assert finite([{"w": real}, {"v": torch.tensor([0.0, 0.0, 0.0, math.inf, 0.0])}]).tolist()[3:] == [False, True]
 
 
 def test_if_nothing_is_finite_the_training_stops() -> None:

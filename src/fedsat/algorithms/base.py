@@ -156,16 +156,18 @@ class Updates:
     def take(self, order: list[int]) -> Updates:
         """Return the clients at the given positions, in that order."""
 
+        places = torch.tensor(order, dtype=torch.int64, device=self.steps.device)
+
         def taken(tree: Tree) -> Tree:
-            return tree_map(lambda tensor: tensor[order], tree)
+            return tree_map(lambda tensor: tensor[places], tree)
 
         return replace(
             self,
             clients=self.clients[order],
             model=Model(taken(self.model.params), taken(self.model.buffers)),
             uploads={name: taken(tree) for name, tree in self.uploads.items()},
-            sizes=self.sizes[order],
-            steps=self.steps[order],
+            sizes=self.sizes[places],
+            steps=self.steps[places],
         )
 
 

@@ -163,7 +163,7 @@ def evened(raw: Tensor, min_effective: float) -> Tensor:
     highest = raw.max()
     if highest <= 0:
         return torch.full_like(raw, 1 / len(raw))
-    logs = (raw / highest).clamp(min=1e-12).log()
+    logs = (raw / highest).clamp(min=1e-12).log().cpu()  # a GPU would be asked for a number in every step
     floor = min_effective * len(raw) * (1 - 1e-12)
 
     def tempered(tau: float) -> Tensor:
@@ -173,9 +173,9 @@ def evened(raw: Tensor, min_effective: float) -> Tensor:
         return bool(1 / tempered(tau).square().sum() >= floor)
 
     if enough(1.0):
-        return tempered(1.0)
+        return tempered(1.0).to(raw)
     low, high = 0.0, 1.0
     for _ in range(50):
         middle = (low + high) / 2
         low, high = (middle, high) if enough(middle) else (low, middle)
-    return tempered(low)
+    return tempered(low).to(raw)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedsat.algorithms import Algorithm, Batch, Model, Network, Server, Task, Updates
@@ -34,6 +35,13 @@ def tuned_kernels() -> AbstractContextManager[None]:
     """Let cuDNN choose the fastest kernel for each new shape, because a run has few shapes and repeats them often."""
     cudnn = torch.backends.cudnn
     return cudnn.flags(enabled=True, benchmark=True, deterministic=cudnn.deterministic, allow_tf32=cudnn.allow_tf32)
+
+
+def sent(values: NDArray[Any], device: torch.device) -> Tensor:
+    """Return the values on the device. A GPU goes on with its work meanwhile, and the host does not wait for it."""
+    if device.type != "cuda":
+        return torch.from_numpy(values).to(device)
+    return torch.from_numpy(values).pin_memory().to(device, non_blocking=True)
 
 
 def take_step(algorithm: Algorithm, task: Task, carry: State, params: Tree, grads: Tree) -> tuple[Tree, State]:
@@ -113,12 +121,12 @@ class BaseEngine:
 
     def updates(self, clients: Sequence[int], model: Model, uploads: State, steps: Tensor, lr: float) -> Updates:
         """Combine the clients' results with what the server knows about the clients and the round."""
-        counts = torch.from_numpy(self.federation.class_counts[list(clients)]).to(self.device)
+        counts = sent(self.federation.class_counts[list(clients)], self.device)
         return Updates(
             clients=torch.tensor(clients),
             model=model,
             uploads=with_statement(uploads, self.algorithm.weighting, counts),
-            sizes=torch.from_numpy(self.federation.sizes[list(clients)]).to(self.device),
+            sizes=sent(self.federation.sizes[list(clients)], self.device),
             steps=steps,
             lr=lr,
             epochs=self.training.epochs,
@@ -149,7 +157,7 @@ class BaseEngine:
     def joined(self, held: Sequence[Indices]) -> tuple[Tensor, Tensor]:
         """Return the indices of all nodes' samples, and the position of the node that holds each."""
         owners = np.repeat(np.arange(len(held)), [len(indices) for indices in held])
-        return torch.from_numpy(np.concatenate(held)).to(self.device), torch.from_numpy(owners).to(self.device)
+        return sent(np.concatenate(held), self.device), sent(owners, self.device)
 
     @cached_property
     def test_owners(self) -> Indices:

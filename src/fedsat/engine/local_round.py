@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedsat.algorithms import Batch, LocalResult, Model, Task
 from fedsat.algorithms.base import checked
-from fedsat.engine.base import BaseEngine
+from fedsat.engine.base import BaseEngine, sent
 from fedsat.engine.examples import PAD
 from fedsat.engine.groups import stepping_task
 from fedsat.engine.lanes import Seat, batch_rows, lane_table
@@ -69,7 +69,7 @@ class LocalRound:
             costs={},
             meters=new_meters(count, device),
             state=self._states(clients),
-            class_counts=torch.from_numpy(engine.federation.class_counts[clients]).to(device),
+            class_counts=sent(engine.federation.class_counts[clients], device),
         )
         with torch.no_grad():
             task = self._task(empty, places)
@@ -97,29 +97,33 @@ class LocalRound:
         held = [engine.federation.indices(client)[None] for client in self.clients[list(places)].tolist()]
         rows = [batch_rows(own, self.width) for own in held]
         seats = [Seat(place, place, 0, len(own)) for place, own in enumerate(rows)]
-        for batch in torch.from_numpy(lane_table(seats, rows, -1)).to(engine.device):
+        for batch in sent(lane_table(seats, rows, -1), engine.device):
             yield engine.batch(batch, None)
 
     def end(self, done: Lanes, places: list[int]) -> TrainedRound:
         """Return the results of clients that have finished."""
         engine, algorithm = self.engine, self.engine.algorithm
-        steps = torch.tensor([self.steps[place] for place in places], device=engine.device)
+        steps = sent(np.array([self.steps[place] for place in places]), engine.device)
         clients = self.clients[places].tolist()
         with torch.no_grad():
             task = self._task(done, places)
             result = LocalResult(done.params, done.buffers, steps, done.costs)
             finish = engine.protection.finish
-            sent, state, upload = finish(algorithm, task, done.carry, result, clients, self.number)
+            params, state, upload = finish(algorithm, task, done.carry, result, clients, self.number)
         checked(state, f"{type(algorithm).__name__}.end")
         state = {**state, "objective": algorithm.objective.end(done.costs)}
-        each = [{name: _slice(tree, place) for name, tree in state.items()} for place in range(len(places))]
-        updates = engine.updates(clients, Model(sent, done.buffers), upload, steps, engine.training.lr_in(self.number))
+        parts = {name: _each(tree, len(places)) for name, tree in state.items()}
+        each = [{name: trees[place] for name, trees in parts.items()} for place in range(len(places))]
+        updates = engine.updates(
+            clients, Model(params, done.buffers), upload, steps, engine.training.lr_in(self.number)
+        )
         return TrainedRound(updates, each, done.meters)
 
 
-def _slice(tree: Tree, place: int) -> Tree:
-    """Return one client's part of a stacked tree as a copy, because it outlives the round."""
-    return tree_map(lambda tensor: tensor[place : place + 1].clone(), tree)
+def _each(tree: Tree, clients: int) -> list[Tree]:
+    """Return each client's part of a stacked tree as a copy, because it outlives the round."""
+    parts = {name: torch.split(tensor, 1) for name, tensor in tree.items()}
+    return [{name: own[place].clone() for name, own in parts.items()} for place in range(clients)]
 
 
 def _owned(tree: Tree) -> Tree:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsat.algorithms import Batch, Model, Network, Outputs
-from fedsat.engine.base import BaseEngine
+from fedsat.engine.base import BaseEngine, sent
 from fedsat.engine.network import Factors
 from fedsat.errors import UsageError
 from fedsat.tree import State, Tree, concatenate, tree_map
@@ -81,7 +81,8 @@ class Lanes:
 
     def take(self, lanes: slice | list[int]) -> Lanes:
         """Return some of the lanes; views for a slice."""
-        return Lanes.of({name: tree_map(lambda tensor: tensor[lanes], tree) for name, tree in self.trees().items()})
+        places = lanes if isinstance(lanes, slice) else self._places(lanes)
+        return Lanes.of({name: tree_map(lambda tensor: tensor[places], tree) for name, tree in self.trees().items()})
 
     def spread(self, places: list[int], count: int) -> Lanes:
         """Return `count` lanes with these in the given places; others repeat the first."""
@@ -92,10 +93,14 @@ class Lanes:
 
     def put(self, lanes: list[int], others: Lanes) -> None:
         """Overwrite some of the lanes with other clients."""
-        mine, theirs = self.trees(), others.trees()
+        mine, theirs, places = self.trees(), others.trees(), self._places(lanes)
         for name, tree in mine.items():
             for key, tensor in tree.items():
-                tensor[lanes] = theirs[name][key]
+                tensor[places] = theirs[name][key]
+
+    def _places(self, lanes: list[int]) -> Tensor:
+        """Return the lanes as a tensor; torch would copy a list to the device again for every tensor."""
+        return sent(np.array(lanes, dtype=np.int64), self.class_counts.device)
 
 
 def _names(trees: State) -> dict[str, list[str]]:

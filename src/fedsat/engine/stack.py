@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from fedsat.engine.base import tuned_kernels
+from fedsat.engine.base import sent, tuned_kernels
 from fedsat.engine.graphs import GraphedSteps
 from fedsat.engine.lanes import Seat, lane_table, seat_runs, stretches
 from fedsat.engine.local_round import LocalRound
@@ -120,8 +120,8 @@ class Stack:
         padded = [np.any(own < 0, axis=1, keepdims=True) for own in rows]
         return Plan(
             runs=tuple(each.plan for each in rounds),
-            table=torch.from_numpy(lane_table(seats, rows, -1, runs)).to(self.device),
-            crops=torch.from_numpy(lane_table(seats, crops, 0, runs)).to(self.device) if crops else None,
+            table=sent(lane_table(seats, rows, -1, runs), self.device),
+            crops=sent(lane_table(seats, crops, 0, runs), self.device) if crops else None,
             partial=lane_table(seats, padded, 0, runs)[..., 0],
         )
 

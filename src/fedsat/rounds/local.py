@@ -16,7 +16,7 @@ from fedsat.rounds.privacy import Privacy
 from fedsat.rounds.sampling import local_epochs
 from fedsat.rounds.schedules import LrSchedule
 from fedsat.seeding import Indices
-from fedsat.tree import KeptState, State, Tree, concatenate, tree_map
+from fedsat.tree import KeptState, State, Tree, concatenate, finite, tree_map
 
 
 @dataclass(frozen=True)
@@ -89,12 +89,16 @@ class TrainedRound:
 
     def take(self, order: list[int]) -> TrainedRound:
         """Return the clients at the given positions, in that order."""
+        if order == list(range(len(self.states))):
+            return self
         meters = tree_map(lambda tensor: tensor[order], self.meters)
         return TrainedRound(self.updates.take(order), [self.states[place] for place in order], meters, self.seconds)
 
     @staticmethod
     def of(parts: Sequence[TrainedRound]) -> TrainedRound:
         """Concatenate the results of several clients."""
+        if len(parts) == 1:
+            return parts[0]
         updates = [part.updates for part in parts]
         params = concatenate([one.model.params for one in updates])
         joined = replace(
@@ -120,12 +124,11 @@ def meter(meters: Tree, losses: Tensor) -> Tree:
     return {"loss": total, "finite": meters["finite"] + (total - total == 0)}  # isfinite with two operations, not four
 
 
-def finite(trained: TrainedRound) -> Tensor:
+def finite_clients(trained: TrainedRound) -> Tensor:
     """Return a mask [K] of the clients whose losses, models and uploads are all finite."""
-    updates, meters = trained.updates, trained.meters
+    updates = trained.updates
     sent = [updates.model.params, updates.model.buffers, *updates.uploads.values()]
-    whole = [torch.isfinite(tensor).reshape(len(tensor), -1).all(1) for tree in sent for tensor in tree.values()]
-    return torch.isfinite(meters["loss"]) & torch.stack(whole).all(0)
+    return finite([{"loss": trained.meters["loss"]}, *sent])
 
 
 def diverged(trained: TrainedRound, round_number: int) -> TrainingError:

@@ -10,7 +10,7 @@ from fedsat.algorithms import Model
 from fedsat.algorithms.base import client_updates
 from fedsat.algorithms.weighting import Weighting
 from fedsat.metrics import ClassCounts
-from fedsat.rounds.local import TrainedRound, diverged, finite
+from fedsat.rounds.local import TrainedRound, diverged, finite_clients
 from fedsat.rounds.secure import enough, too_large
 from fedsat.secure.fixed import LARGEST
 from fedsat.tree import norms
@@ -27,13 +27,15 @@ def refuse_updates(
     An update is too long if its `stretch` exceeds `max_norm` (0: no limit). If no update is finite, an error stops the
     training.
     """
-    whole = finite(trained)
+    whole = finite_clients(trained).cpu()  # a few numbers, for which a GPU would need many kernels
     if not bool(whole.any()):
         raise diverged(trained, round_number)
     updates = trained.updates
-    steps = updates.optimizer.effective_steps(updates.steps)
-    stretches = stretch(norms(client_updates(start, updates)), steps, whole)
-    far = whole & (stretches > max_norm) if max_norm else torch.zeros_like(whole)
+    stretches = torch.zeros(len(whole))
+    if max_norm:
+        steps = updates.optimizer.effective_steps(updates.steps.cpu())
+        stretches = stretch(norms(client_updates(start, updates)).cpu(), steps, whole)
+    far = whole & (stretches > max_norm)
     if bool((whole & ~far).all()):
         return trained, {}
     refused: Refused = {}

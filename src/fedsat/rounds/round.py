@@ -31,7 +31,7 @@ from fedsat.rounds.refusal import Refused, refuse_reports, refuse_too_large, ref
 from fedsat.rounds.sampling import sample_clients, sample_workers, which_respond, which_workers_respond
 from fedsat.rounds.secure import keys_down, keys_up, length
 from fedsat.seeding import Indices
-from fedsat.tree import KeptStates, nbytes
+from fedsat.tree import KeptStates, expand, finite, nbytes
 
 
 class Engine(Protocol):
@@ -250,7 +250,7 @@ def weigh(algorithm: Algorithm, server: Server, updates: Updates, counts: ClassC
 def check_server(server: Server, round_number: int) -> None:
     """Raise an error if the aggregate is not finite although all updates are."""
     trees = [server.model.params, server.model.buffers, *server.memory.values()]
-    if not all(bool(torch.isfinite(tensor).all()) for tree in trees for tensor in tree.values()):
+    if not bool(finite([expand(tree, 1) for tree in trees])):
         raise TrainingError(f"round {round_number}: the aggregate is not finite; try a smaller --lr or server_lr")
 
 
