@@ -60,7 +60,7 @@ class Case:
     def variants(self) -> list[Any]:
         """Return the variants to try; None is the current choice."""
         if self.kernel in ("norm", "norm back"):
-            return [None, *itertools.product((2048, 4096, 8192, 16384), (4, 8, 16), (528, 1056))]
+            return [None, *itertools.product((2048, 4096, 8192, 16384), (4, 8, 16), (4, 8))]
         inputs, outputs = self.shape[:2]
         reach = (inputs, outputs) if self.kernel == "back" else (outputs, inputs)
         return [None, *(tile for tile in TILES if self._suits(tile, *reach))]

@@ -24,6 +24,12 @@ def triton_module(name: str) -> ModuleType | None:
         return None
 
 
+@cache
+def multiprocessors(device: torch.device) -> int:
+    """Return the number of the GPU's multiprocessors; with fewer programs, some of them have nothing to do."""
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
 def without_second_derivative(backward: Callable[..., Slopes]) -> Callable[..., Slopes]:
     """Make a backward pass raise an error when it is differentiated itself.
 

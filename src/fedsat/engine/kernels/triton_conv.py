@@ -16,10 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fedsat.engine.kernels import without_second_derivative
-
-PROCESSORS = 132
-"""Multiprocessors of a Hopper GPU. With fewer programs, smaller tiles or a split keep all of them busy."""
+from fedsat.engine.kernels import multiprocessors, without_second_derivative
 
 FEW = 16
 """With at most this many channels, products run over pairs of tap and channel to fill the tensor cores."""
@@ -278,12 +275,12 @@ class Tile:
         return {**sizes, "num_warps": self.warps, "num_stages": self.stages}
 
 
-def gather_tile(pixels: int, depth: int, outputs: int, clients: int) -> Tile:
+def gather_tile(pixels: int, depth: int, outputs: int, clients: int, processors: int) -> Tile:
     """Return the tile of `gather_product`: large if that leaves work for three quarters of the multiprocessors."""
     for columns, warps in ((256, 8), (128, 4)):
-        if outputs >= columns and 4 * pixels * outputs * clients >= 3 * 128 * columns * PROCESSORS:
+        if outputs >= columns and 4 * pixels * outputs * clients >= 3 * 128 * columns * processors:
             return Tile(128, columns, _block(depth), warps, 3)
-    return Tile(128 if pixels * clients >= 128 * PROCESSORS else 64, _block(outputs), _block(depth), 4, 3)
+    return Tile(128 if pixels * clients >= 128 * processors else 64, _block(outputs), _block(depth), 4, 3)
 
 
 def weight_tile(pairs: int, outputs: int) -> Tile:
@@ -345,7 +342,8 @@ def gather_product(image: Tensor, taps: Tensor, out: Tensor, stride: int, paddin
     if transposed and not narrow:
         phases, height, width = stride**2, triton.cdiv(height, stride), triton.cdiv(width, stride)
     pixels = len(out) * height * width
-    tile = gather_tile(pixels, kernel * kernel * depth if narrow else depth, outputs, clients * phases)
+    depths = kernel * kernel * depth if narrow else depth
+    tile = gather_tile(pixels, depths, outputs, clients * phases, multiprocessors(image.device))
     grid = (triton.cdiv(pixels, tile.rows), triton.cdiv(outputs, tile.columns), clients * phases)
     planes = {"PLANES": image.stride(1) != 1} if narrow else {}
     (_narrow_product if narrow else _gather_product)[grid](
@@ -361,7 +359,8 @@ def weight_product(image: Tensor, slope: Tensor, shape: torch.Size, stride: int,
     pixels, pairs = len(slope) * slope.shape[2] * slope.shape[3], kernel * kernel * inputs
     tile = weight_tile(pairs, outputs)
     blocks, across = triton.cdiv(pairs, tile.rows), triton.cdiv(outputs, tile.columns)
-    wanted = triton.cdiv((4 if tile.columns <= 64 else 2) * PROCESSORS, blocks * across * clients)
+    programs = (4 if tile.columns <= 64 else 2) * multiprocessors(image.device)
+    wanted = triton.cdiv(programs, blocks * across * clients)
     split = max(1, min(wanted, pixels // (4 * tile.depth)))
     share = triton.cdiv(triton.cdiv(pixels, split), tile.depth) * tile.depth
     parts = torch.empty(split, *shape, device=image.device)

@@ -15,10 +15,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fedsat.engine.kernels import without_second_derivative
+from fedsat.engine.kernels import multiprocessors, without_second_derivative
 
-PROGRAMS = 528
-"""Programs that keep a Hopper GPU busy: four per multiprocessor."""
+PROGRAMS = 4
+"""Programs per multiprocessor that keep a GPU busy."""
 
 TILE = 4096
 """Values that a program handles at a time."""
@@ -295,7 +295,8 @@ class Shape:
         self.rows = TILE // self.columns
         across = triton.cdiv(self.features, self.columns) * clients
         blocks = triton.cdiv(self.pixels, self.rows)
-        wanted = parts or min(MOST_PARTS, triton.cdiv(PROGRAMS, across))
+        programs = PROGRAMS * multiprocessors(x.device)
+        wanted = parts or min(MOST_PARTS, triton.cdiv(programs, across))
         self.share = triton.cdiv(blocks, min(blocks, wanted)) * self.rows
         self.parts = triton.cdiv(self.pixels, self.share)
         self.grid = (self.parts, triton.cdiv(self.features, self.columns), clients)

@@ -16,8 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
-from fedsat.engine.kernels import without_second_derivative
-from fedsat.engine.kernels.triton_conv import PROCESSORS
+from fedsat.engine.kernels import multiprocessors, without_second_derivative
 
 
 # If strides were known to be even, tiles would be loaded in different layouts and converted in between.
@@ -199,7 +198,7 @@ def correlate(
         slope = functional.pad(slope, (0, width - slope.shape[3]))
     block = 2 if outputs < 8 else 4  # outputs per load of the image
     programs = clients * inputs * triton.cdiv(outputs, block)
-    parts = max(1, min(len(slope), 8 * PROCESSORS // programs))
+    parts = max(1, min(len(slope), 8 * multiprocessors(image.device) // programs))
     dw = image.new_empty(parts, clients, kernel, kernel, inputs, outputs)
     db = image.new_empty(parts, clients, outputs) if biased else None
     _correlate[triton.cdiv(outputs, block) * inputs, clients, parts](
