@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from fedsat.algorithms import Outputs
 from fedsat.engine.chain import Chain
+from fedsat.engine.fused import FusedNetwork
 from fedsat.engine.kernels import triton_module
 from fedsat.engine.kernels.quick import QuickAvgPool2d, QuickTanh
 from fedsat.engine.network import Aside, Factors, bias_slope, last_layer_input
@@ -106,7 +107,7 @@ class FoldedConv2d(nn.Conv2d):
         kind = torch.bfloat16 if torch.is_autocast_enabled(input.device.type) else input.dtype
         # In float32, cuDNN is faster for many channels.
         suited = kind == torch.bfloat16 or (kind == torch.float32 and min(self.in_channels, self.out_channels) <= 32)
-        ours = input.is_cuda and suited and self._plain()
+        ours = input.is_cuda and suited and self.plain
         ours = ours and max(input.numel(), len(input) * self.weight[..., 0, 0, 0].numel() * input[0, 0].numel()) < 2**31
         if ours and self.planes and kind == torch.float32 and (kernels := triton_module("triton_small")):
             return cast("Tensor", kernels.SmallConvolution.apply(input, self.weight, self.bias, self.padding[0]))
@@ -119,9 +120,10 @@ class FoldedConv2d(nn.Conv2d):
     def small(self) -> bool:
         """Whether the sums over outputs and over taps fit into a thread's registers (see `triton_small`)."""
         few = max(self.in_channels, self.out_channels) <= 16 and self.kernel_size[0] <= 5
-        return few and self._plain() and self.stride == (1, 1) and 2 * int(self.padding[0]) < self.kernel_size[0]
+        return few and self.plain and self.stride == (1, 1) and 2 * int(self.padding[0]) < self.kernel_size[0]
 
-    def _plain(self) -> bool:
+    @property
+    def plain(self) -> bool:
         """Whether the layer is square in every respect and not grouped."""
         pairs = (self.kernel_size, self.stride, self.padding)
         square = all(isinstance(pair, tuple) and pair[0] == pair[1] for pair in pairs)
@@ -180,13 +182,18 @@ class FoldedNetwork:
         self._aside = Aside()
         self._half = half
         # Tensor cores need channels last, and grouped convolutions on a CPU are faster with it too.
-        order = torch.channels_last if channels_last else torch.contiguous_format
+        self._order = order = torch.channels_last if channels_last else torch.contiguous_format
         self._training = fold(module, self._aside, order, training=True)
         self._evaluating = fold(module, Aside(), order, training=False)
         self._features = features
         self._chain = None if features or half else Chain.of(module)
         # Checking for tied weights in every call would take longer than a small layer.
         self._tied = len(list(module.named_parameters(remove_duplicate=False))) > len(list(module.parameters()))
+
+    def fused(self, shape: tuple[int, ...]) -> FusedNetwork | None:
+        """Return a faster network for evaluating one model in bf16 on a GPU, if there is one."""
+        suited = self._half and self._order == torch.channels_last
+        return FusedNetwork.of(self._evaluating, shape, self._half) if suited else None
 
     def __call__(self, params: Tree, buffers: Tree, x: Tensor) -> Outputs:
         """Run in evaluation mode; `buffers` do not change."""

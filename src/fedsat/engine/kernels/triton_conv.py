@@ -36,9 +36,33 @@ def _positions(first, lane, height, width):
 
 
 @triton.jit
+def _followed(
+    total,
+    bias,
+    shortcut,
+    place,
+    channel,
+    there,
+    BIAS: tl.constexpr,
+    SHORTCUT: tl.constexpr,
+    RELU: tl.constexpr,
+):
+    """Return relu(total + bias + shortcut), of which each part is optional."""
+    if BIAS:
+        total += tl.load(bias + channel[None, :], mask=there, other=0.0).to(tl.float32)
+    if SHORTCUT:
+        total += tl.load(shortcut + place, mask=there, other=0.0).to(tl.float32)
+    if RELU:
+        total = tl.where(total < 0, 0.0, total)  # keeps NaN
+    return total
+
+
+@triton.jit
 def _gather_product(
     image,
     weights,
+    bias,
+    shortcut,
     out,
     samples,
     in_height,
@@ -55,11 +79,15 @@ def _gather_product(
     out_channel,
     out_row,
     out_column,
+    tap_stride,
     depth_stride,
     output_stride,
     KERNEL: tl.constexpr,
     STRIDE: tl.constexpr,
     PAD: tl.constexpr,
+    BIAS: tl.constexpr,
+    SHORTCUT: tl.constexpr,
+    RELU: tl.constexpr,
     TRANSPOSED: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -107,14 +135,16 @@ def _gather_product(
         inside = inside & (source_column + right >= 0) & (source_column + right < in_width)
         place = (base + (down * image_row + right * image_column))[:, None] + channel[None, :] * image_channel
         a = tl.load(image + place, mask=inside[:, None] & (channel < depth)[None, :], other=0.0)
-        place = behind * depth * outputs + channel[:, None] * depth_stride + column[None, :] * output_stride
+        place = behind * tap_stride + channel[:, None] * depth_stride + column[None, :] * output_stride
         b = tl.load(own + place, mask=(channel < depth)[:, None] & (column < outputs)[None, :], other=0.0)
         total = tl.dot(a, b, total, input_precision=PRECISION)
     row, across = row * phases + low, across * phases + far
     there = (sample < samples) & (row < out_height) & (across < out_width)
     place = sample * out_sample + row * out_row + across * out_column
-    target = out + place[:, None] + (client * outputs + column)[None, :] * out_channel
-    tl.store(target, total.to(out.dtype.element_ty), mask=there[:, None] & (column < outputs)[None, :])
+    place = place[:, None] + (client * outputs + column)[None, :] * out_channel
+    there = there[:, None] & (column < outputs)[None, :]
+    total = _followed(total, bias, shortcut, place, client * outputs + column, there, BIAS, SHORTCUT, RELU)
+    tl.store(out + place, total.to(out.dtype.element_ty), mask=there)
 
 
 @triton.jit
@@ -129,6 +159,8 @@ def _pair(number, channels, TAPS: tl.constexpr, PLANES: tl.constexpr):
 def _narrow_product(
     image,
     weights,
+    bias,
+    shortcut,
     out,
     samples,
     in_height,
@@ -145,11 +177,15 @@ def _narrow_product(
     out_channel,
     out_row,
     out_column,
+    tap_stride,
     depth_stride,
     output_stride,
     KERNEL: tl.constexpr,
     STRIDE: tl.constexpr,
     PAD: tl.constexpr,
+    BIAS: tl.constexpr,
+    SHORTCUT: tl.constexpr,
+    RELU: tl.constexpr,
     TRANSPOSED: tl.constexpr,
     PLANES: tl.constexpr,
     ROWS: tl.constexpr,
@@ -179,13 +215,15 @@ def _narrow_product(
         place = sample[:, None] * image_sample + source_row * image_row + source_column * image_column
         place += (client * depth + channel)[None, :] * image_channel
         a = tl.load(image + place, mask=inside, other=0.0)
-        place = (client * KERNEL * KERNEL + tap)[:, None] * depth * outputs + channel[:, None] * depth_stride
+        place = client * KERNEL * KERNEL * depth * outputs + tap[:, None] * tap_stride + channel[:, None] * depth_stride
         there = (pair < KERNEL * KERNEL * depth)[:, None] & (column < outputs)[None, :]
         b = tl.load(weights + place + column[None, :] * output_stride, mask=there, other=0.0)
         total = tl.dot(a, b, total, input_precision=PRECISION)
     place = sample * out_sample + row * out_row + across * out_column
-    target = out + place[:, None] + (client * outputs + column)[None, :] * out_channel
-    tl.store(target, total.to(out.dtype.element_ty), mask=(sample < samples)[:, None] & (column < outputs)[None, :])
+    place = place[:, None] + (client * outputs + column)[None, :] * out_channel
+    there = (sample < samples)[:, None] & (column < outputs)[None, :]
+    total = _followed(total, bias, shortcut, place, client * outputs + column, there, BIAS, SHORTCUT, RELU)
+    tl.store(out + place, total.to(out.dtype.element_ty), mask=there)
 
 
 @triton.jit(do_not_specialize=["split"])  # depends on the number of clients
@@ -313,7 +351,7 @@ class StackedConvolution(torch.autograd.Function):
         taps = weight.to(kind).permute(0, 3, 4, 2, 1).contiguous()
         shape = len(x), clients * outputs, height, width
         out = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=order)
-        gather_product(x, taps, out, stride, padding, transposed=False)
+        gather_product(x, taps, out, stride, padding)
         ctx.save_for_backward(x, taps)
         ctx.geometry = stride, padding, weight.dtype
         return out
@@ -334,8 +372,22 @@ class StackedConvolution(torch.autograd.Function):
         return dx, dw, None, None, None, None
 
 
-def gather_product(image: Tensor, taps: Tensor, out: Tensor, stride: int, padding: int, *, transposed: bool) -> None:
-    """Compute `out` from `image` and taps [S, kh, kw, C, O]; see the kernels."""
+def gather_product(
+    image: Tensor,
+    taps: Tensor,
+    out: Tensor,
+    stride: int,
+    padding: int,
+    *,
+    transposed: bool = False,
+    bias: Tensor | None = None,
+    shortcut: Tensor | None = None,
+    relu: bool = False,
+) -> None:
+    """Compute `out` from `image` and taps [S, kh, kw, C, O]; see the kernels.
+
+    What follows in evaluation mode can be included: a bias [S·O], a shortcut with the memory layout of `out`, and ReLU.
+    """
     clients, kernel, _, depth, outputs = taps.shape
     height, width = out.shape[2:]
     narrow, phases = depth < FEW, 1
@@ -347,9 +399,10 @@ def gather_product(image: Tensor, taps: Tensor, out: Tensor, stride: int, paddin
     grid = (triton.cdiv(pixels, tile.rows), triton.cdiv(outputs, tile.columns), clients * phases)
     planes = {"PLANES": image.stride(1) != 1} if narrow else {}
     (_narrow_product if narrow else _gather_product)[grid](
-        image, taps, out, len(out), *image.shape[2:], *out.shape[2:], depth, outputs, *image.stride(), *out.stride(),
-        taps.stride(3), taps.stride(4), KERNEL=kernel, STRIDE=stride, PAD=padding, TRANSPOSED=transposed, **planes,
-        PRECISION=precision(), **tile.options,
+        image, taps, bias, shortcut, out, len(out), *image.shape[2:], *out.shape[2:], depth, outputs, *image.stride(),
+        *out.stride(), *taps.stride()[2:], KERNEL=kernel, STRIDE=stride, PAD=padding, BIAS=bias is not None,
+        SHORTCUT=shortcut is not None, RELU=relu, TRANSPOSED=transposed, **planes, PRECISION=precision(),
+        **tile.options,
     )  # fmt: skip
 
 
