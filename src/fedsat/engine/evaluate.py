@@ -15,6 +15,7 @@ from fedsat.algorithms import Model, Network
 from fedsat.algorithms.objective import cross_entropy
 from fedsat.engine.examples import Examples
 from fedsat.engine.fused import FusedNetwork
+from fedsat.engine.kernels import compile_together
 from fedsat.metrics import NO_DETAIL, Detail, Evaluation, Floats, accuracy_by_client, histograms
 from fedsat.seeding import Indices
 from fedsat.tree import expand, tree_map, write
@@ -205,6 +206,7 @@ class GraphedCounter(Counter):
         side.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(side):
             self._prepare()
+            compile_together(self._take_batch)
             for _ in range(3):
                 self._number.zero_()
                 self._take_batch()

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fedsat.engine.kernels import multiprocessors, without_second_derivative
+from fedsat.engine.kernels import launch, multiprocessors, without_second_derivative
 
 FEW = 16
 """With at most this many channels, products run over pairs of tap and channel to fill the tensor cores."""
@@ -398,7 +398,8 @@ def gather_product(
     tile = gather_tile(pixels, depths, outputs, clients * phases, multiprocessors(image.device))
     grid = (triton.cdiv(pixels, tile.rows), triton.cdiv(outputs, tile.columns), clients * phases)
     planes = {"PLANES": image.stride(1) != 1} if narrow else {}
-    (_narrow_product if narrow else _gather_product)[grid](
+    launch(
+        _narrow_product if narrow else _gather_product, grid,
         image, taps, bias, shortcut, out, len(out), *image.shape[2:], *out.shape[2:], depth, outputs, *image.stride(),
         *out.stride(), *taps.stride()[2:], KERNEL=kernel, STRIDE=stride, PAD=padding, BIAS=bias is not None,
         SHORTCUT=shortcut is not None, RELU=relu, TRANSPOSED=transposed, **planes, PRECISION=precision(),
@@ -417,7 +418,8 @@ def weight_product(image: Tensor, slope: Tensor, shape: torch.Size, stride: int,
     split = max(1, min(wanted, pixels // (4 * tile.depth)))
     share = triton.cdiv(triton.cdiv(pixels, split), tile.depth) * tile.depth
     parts = torch.empty(split, *shape, device=image.device)
-    _weight_product[blocks, across, clients * split](
+    launch(
+        _weight_product, (blocks, across, clients * split),
         image, slope, parts, len(slope), *image.shape[2:], *slope.shape[2:], inputs, outputs, *image.stride(),
         *slope.stride(), share, split, KERNEL=kernel, STRIDE=stride, PAD=padding, PLANES=image.stride(1) != 1,
         PRECISION=precision(), **tile.options,

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fedsat.engine.kernels import without_second_derivative
+from fedsat.engine.kernels import launch, without_second_derivative
 
 MOST = 1 << 15
 """Most pairs of a sample and a cell of M that a program handles."""
@@ -116,7 +116,8 @@ class StackedSensitiveLoss(torch.autograd.Function):
         losses, slopes = logits.new_empty(clients, batch), logits.new_empty(clients, batch, classes)
         counted = torch.empty_like(mistakes)
         samples, across = triton.next_power_of_2(batch), triton.next_power_of_2(classes)
-        _losses[(clients,)](
+        launch(
+            _losses, (clients,),
             logits, labels, real, mistakes, shift, losses, slopes, counted, batch, classes, *logits.stride()[:2],
             *labels.stride(), *real.stride(), *costs, COUNTING=counting, SHIFTED=shift is not None, ERRORS=errors,
             SAMPLES=samples, CLASSES=across, num_warps=4 if samples * across**2 <= MOST // 8 else 8,
