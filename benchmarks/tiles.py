@@ -22,7 +22,8 @@ import triton
 from torch import Tensor
 
 from fedsat.engine.kernels import triton_conv, triton_norm
-from fedsat.engine.kernels.triton_conv import FEW, Tile
+from fedsat.engine.kernels.tiles import Tile
+from fedsat.engine.kernels.triton_conv import FEW
 
 BATCH = 16
 LAYERS = [(3, 64, 3, 1, 32), (64, 64, 3, 1, 32), (64, 128, 3, 2, 32), (128, 128, 3, 1, 16), (64, 128, 1, 2, 32),

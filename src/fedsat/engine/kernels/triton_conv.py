@@ -8,7 +8,6 @@ allows it for cuDNN (torch.backends.cudnn.allow_tf32, on by default).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,6 +16,9 @@ import triton.language as tl
 from torch import Tensor
 
 from fedsat.engine.kernels import launch, multiprocessors, without_second_derivative
+from fedsat.engine.kernels.tiles import gather_tile, weight_tile
+from fedsat.engine.kernels.triton_descend import suits
+from fedsat.engine.network import Parts, Unformed
 
 FEW = 16
 """With at most this many channels, products run over pairs of tap and channel to fill the tensor cores."""
@@ -296,41 +298,6 @@ def _weight_product(
     tl.store(target, total, mask=there[:, None] & (column < outputs)[None, :])
 
 
-@dataclass(frozen=True)
-class Tile:
-    """The block sizes of a program and its launch options, chosen with `benchmarks/tiles.py` on an H200."""
-
-    rows: int
-    columns: int
-    depth: int
-    warps: int
-    stages: int
-
-    @property
-    def options(self) -> dict[str, int]:
-        """The keyword arguments of a kernel."""
-        sizes = {"ROWS": self.rows, "COLUMNS": self.columns, "DEPTH": self.depth}
-        return {**sizes, "num_warps": self.warps, "num_stages": self.stages}
-
-
-def gather_tile(pixels: int, depth: int, outputs: int, clients: int, processors: int) -> Tile:
-    """Return the tile of `gather_product`: large if that leaves work for three quarters of the multiprocessors."""
-    for columns, warps in ((256, 8), (128, 4)):
-        if outputs >= columns and 4 * pixels * outputs * clients >= 3 * 128 * columns * processors:
-            return Tile(128, columns, _block(depth), warps, 3)
-    return Tile(128 if pixels * clients >= 128 * processors else 64, _block(outputs), _block(depth), 4, 3)
-
-
-def weight_tile(pairs: int, outputs: int) -> Tile:
-    """Return the tile of `weight_product` for this many pairs of tap and channel."""
-    return Tile(128 if pairs >= 512 else _block(pairs), _block(outputs, 128), 64, 4, 3)
-
-
-def _block(channels: int, most: int = 64) -> int:
-    """Return the number of channels per program; tensor cores need at least 16."""
-    return max(16, min(most, 1 << (channels - 1).bit_length()))
-
-
 def precision() -> str:
     """Return the precision of float32 products."""
     return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
@@ -341,9 +308,19 @@ class StackedConvolution(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, stride: int, padding: int, kind: torch.dtype, order: torch.memory_format
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        stride: int,
+        padding: int,
+        kind: torch.dtype,
+        order: torch.memory_format,
+        parts: list[Unformed] | None = None,
     ) -> Tensor:
-        """Return [B, S·out, H′, W′] in the given memory format; the input may have any."""
+        """Return [B, S·out, H′, W′] in the given memory format; the input may have any.
+
+        If `parts` is given, the backward pass appends the gradient of the weights to it, if its layout allows this.
+        """
         clients, outputs, _, kernel, _ = weight.shape
         x = x.to(kind)
         height, width = ((side + 2 * padding - kernel) // stride + 1 for side in x.shape[2:])
@@ -352,24 +329,29 @@ class StackedConvolution(torch.autograd.Function):
         shape = len(x), clients * outputs, height, width
         out = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=order)
         gather_product(x, taps, out, stride, padding)
-        ctx.save_for_backward(x, taps)
-        ctx.geometry = stride, padding, weight.dtype
+        ctx.save_for_backward(x, taps, weight)
+        ctx.geometry, ctx.parts = (stride, padding), parts
         return out
 
     @staticmethod
     @without_second_derivative
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of the input and of the weights."""
-        x, taps = ctx.saved_tensors
-        stride, padding, dtype = ctx.geometry
+        x, taps, weight = ctx.saved_tensors
+        stride, padding = ctx.geometry
         grad = grad.to(x.dtype)
         dx = dw = None
         if ctx.needs_input_grad[0]:
             dx = torch.empty_like(x)
             gather_product(grad, taps.transpose(3, 4), dx, stride, padding, transposed=True)
         if ctx.needs_input_grad[1]:
-            dw = weight_product(x, grad, taps.shape, stride, padding).permute(0, 4, 3, 1, 2).to(dtype)
-        return dx, dw, None, None, None, None
+            parts = weight_product(x, grad, taps.shape, stride, padding)
+            if ctx.parts is not None and suits(weight, parts):
+                ctx.parts.append(Parts(weight.detach(), parts))
+            else:
+                dw = parts[0] if len(parts) == 1 else parts.sum(0)
+                dw = dw.permute(0, 4, 3, 1, 2).to(weight.dtype)
+        return dx, dw, *[None] * 5
 
 
 def gather_product(
@@ -408,7 +390,7 @@ def gather_product(
 
 
 def weight_product(image: Tensor, slope: Tensor, shape: torch.Size, stride: int, padding: int) -> Tensor:
-    """Return the gradient of taps [S, kh, kw, C, O]; see the kernel."""
+    """Return parts of the gradient of taps, [P, S, kh, kw, C, O]; see the kernel."""
     clients, kernel, _, inputs, outputs = shape
     pixels, pairs = len(slope) * slope.shape[2] * slope.shape[3], kernel * kernel * inputs
     tile = weight_tile(pairs, outputs)
@@ -424,4 +406,4 @@ def weight_product(image: Tensor, slope: Tensor, shape: torch.Size, stride: int,
         *slope.stride(), share, split, KERNEL=kernel, STRIDE=stride, PAD=padding, PLANES=image.stride(1) != 1,
         PRECISION=precision(), **tile.options,
     )  # fmt: skip
-    return parts[0] if split == 1 else parts.sum(0)
+    return parts
