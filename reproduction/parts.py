@@ -52,6 +52,18 @@ AVERAGING = tuple(
     for method in ("fedsat", "scaffold", "feddyn", "fedavg")
 )
 
+ADDED = tuple(
+    Contrast(part, "choice", f"fedsat {setting}", "fedsat")
+    for part, setting in (
+        ("distillation on missing classes", "objective=psl-distilled distillation=0.1"),
+        ("distillation on missing classes", "objective=psl-distilled distillation=1.0"),
+        ("distillation on all but the true class", "objective=psl-distilled distilled=others temperature=3.0"),
+        ("rows by class", "class_rows=true"),
+        ("inertia", "inertia=0.5"),
+        ("GroupNorm", "norm=group"),
+    )
+)
+
 LENGTHENED = (Contrast("short steps lengthened up to 3 times", "choice", "fedsat lengthen=3.0", "fedsat"),)
 
 
@@ -61,6 +73,7 @@ def blocks(kept: Kept) -> dict[str, list[str]]:
         "parts": contrast_table(kept, PARTS),
         "averaging": contrast_table(kept, AVERAGING),
         "lengthened": contrast_table(kept, LENGTHENED),
+        "added": contrast_table(kept, ADDED),
         "options": contrast_table(kept, _options(kept, "choice", BASE)),
         "first-options": contrast_table(kept, _options(kept, "defaults", "fedsat")),
     }
@@ -121,7 +134,7 @@ def _changes(result: Result) -> list[str]:
 def _loss(result: Result) -> str:
     """Return τ and ε₂ of the run, or a dash for the cross-entropy."""
     objective = json.loads(result.line["algorithm"])["objective"]
-    return f"{objective.get('tau', 0.0):g}, {objective['epsilon2']:g}" if objective["name"] == "psl" else "–"
+    return f"{objective.get('tau', 0.0):g}, {objective['epsilon2']:g}" if "epsilon2" in objective else "–"
 
 
 def _worth(differences: Sequence[float]) -> str:

@@ -21,7 +21,7 @@ from fedsat.errors import UsageError, unknown
 from fedsat.experiment.config import Config
 from fedsat.experiment.parts import method_parts
 from fedsat.experiment.settings import override
-from reproduction.variants import CHOICE, DEFAULTS, read_variant
+from reproduction.variants import CHOICE, DEFAULTS, fits, read_variant
 
 METHODS = ("elastic", "fedavg", "fedavgm", "feddyn", "fedlada", "fedlc", "fedprox", "moon", "scaffold", "fedsat")
 """The methods that the paper compares."""
@@ -218,7 +218,8 @@ def find(name: str) -> Study:
 def cells(study: Study) -> list[Cell]:
     """Return the cells of a study, in the paper's order."""
     if study.file is None:
-        return [Cell(name, tuple(panel.items())) for panel in study.panels for name in study.contenders]
+        pairs = itertools.product(study.panels, study.contenders)
+        return [Cell(name, tuple(panel.items())) for panel, name in pairs if fits(name, panel)]
     found: dict[tuple[str, tuple[tuple[str, Any], ...]], dict[str, float]] = {}
     for row in _printed_rows(study.file):
         contender = row[study.contender] if study.contender != "method" else row["method"].lower()

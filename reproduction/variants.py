@@ -5,9 +5,11 @@ A variant is written as a method followed by settings, such as `fedprox mu=0.1`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from fedsat.experiment.settings import parse_value
+from fedsat.models import models
 
 DEFAULTS = [
     "fedsat",
@@ -31,6 +33,11 @@ DEFAULTS = [
 CHOICE = [
     "fedsat",
     "fedsat lengthen=3.0",
+    *(f"fedsat objective=psl-distilled distillation={value}" for value in (0.1, 1.0)),
+    "fedsat objective=psl-distilled distilled=others temperature=3.0",
+    "fedsat class_rows=true",
+    "fedsat inertia=0.5",
+    "fedsat norm=group",
     *(
         " ".join(("fedsat", *setting, "epsilon2=2.0"))
         for setting in (
@@ -47,6 +54,11 @@ CHOICE = [
     "feddyn",
 ]
 """The variants from which FedSat's defaults are chosen, on seeds that no table uses. ε₂ = 4 was chosen first."""
+
+
+def fits(variant: str, panel: Mapping[str, Any]) -> bool:
+    """Whether a variant can be run in a panel; only some networks have norms."""
+    return "norm=" not in variant or "norm" in models.options(panel["model"])
 
 
 def read_variant(label: str) -> tuple[str, list[tuple[str, Any]]]:

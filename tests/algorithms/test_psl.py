@@ -9,8 +9,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedsat.algorithms import Batch, CrossEntropy, Model, Outputs, PredictionSensitiveLoss, Task
+from fedsat.algorithms import (
+    Batch,
+    CrossEntropy,
+    DistilledSensitiveLoss,
+    Model,
+    NotTrueDistillation,
+    Outputs,
+    PredictionSensitiveLoss,
+    Task,
+)
 from fedsat.errors import UsageError
+from tests.support.byhand import make_task
 
 
 def logits_for(predictions: list[int], classes: int = 3) -> Tensor:
@@ -196,6 +206,33 @@ def test_costs_and_mistakes_come_from_the_raw_logits() -> None:
     loss, after = objective.loss(carry, Outputs(logits_for([2])), batch_of([0]))
     assert after["mistakes"][0, 0, 2] == 1
     assert float(loss) == pytest.approx(2 * (math.log(math.exp(2) + 1.02) - math.log(0.51)))
+
+
+def test_the_received_model_is_distilled_on_missing_classes() -> None:
+    # As in FedVLS: the client has classes 0 and 1. Received over classes 2 and 3: (¼, ¾), ours: (½, ½).
+    plain = PredictionSensitiveLoss(epsilon2=1, tau=0)
+    objective = DistilledSensitiveLoss(epsilon2=1, tau=0, distillation=2)
+    counts, batch = torch.tensor([[3, 1, 0, 0]]), batch_of([0])
+    received = torch.tensor([[[0, 0, 0, math.log(3)]]], dtype=torch.float64)
+    outputs = Outputs(logits_for([0], 4), received=received)
+    distance = 0.25 * math.log(0.5) + 0.75 * math.log(1.5)
+    carry = objective.begin(make_task(1, class_counts=counts), {})
+    added = objective.loss(carry, outputs, batch)[0] - plain.loss(carry, outputs, batch)[0]
+    assert float(added) == pytest.approx(2 * distance)
+    # A client that has all classes has nothing to distil.
+    carry = objective.begin(make_task(1, class_counts=counts + 1), {})
+    assert torch.equal(objective.loss(carry, outputs, batch)[0], plain.loss(carry, outputs, batch)[0])
+
+
+def test_the_received_model_is_distilled_on_the_other_classes() -> None:
+    # The same term as FedNTD's, which is worked out by hand in test_fedntd.py.
+    torch.manual_seed(1)
+    logits, received = torch.randn(2, 1, 3, 4).double()
+    batch, outputs = batch_of([0, 3, 1]), Outputs(logits, received=received)
+    objective = DistilledSensitiveLoss(epsilon2=1, tau=0, distillation=0.5, distilled="others", temperature=3)
+    expected = NotTrueDistillation(beta=0.5, tau=3.0).loss({}, outputs, batch)[0]
+    carry = objective.begin(make_task(1, class_counts=torch.tensor([[3, 1, 0, 0]])), {})
+    torch.testing.assert_close(objective.loss(carry, outputs, batch)[0], expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from fedsat.algorithms.base import (
     Updates,
     algorithms,
 )
+from fedsat.algorithms.distilled import DistilledSensitiveLoss
 from fedsat.algorithms.elastic import Elastic
 from fedsat.algorithms.fedacg import FedACG
 from fedsat.algorithms.fedavg import FedAvg
@@ -47,6 +48,7 @@ __all__ = [
     "ClientWeights",
     "CrossEntropy",
     "DiscrepancyAware",
+    "DistilledSensitiveLoss",
     "Elastic",
     "FedACG",
     "FedAvg",

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedsat.algorithms.base import Algorithm, algorithms
-from fedsat.algorithms.objective import Objective, cross_entropy, objectives
+from fedsat.algorithms.objective import Objective, cross_entropy, divergence, objectives
 from fedsat.options import Option
 from fedsat.tree import Tree
 
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 TINY = 1e-9
 """Added to shares before the logarithm, as the authors do."""
-LOW = -1e30
-"""A logit whose probability is exactly 0. Infinity would give NaN for a client without vacant classes."""
 
 
 @objectives.register("vacant-classes")
@@ -53,16 +51,7 @@ class VacantClassDistillation(Objective):
         share = carry["share"].to(outputs.logits.dtype).unsqueeze(1)
         losses = cross_entropy(outputs.logits + (share + TINY).log(), batch.y)
         suppressed = self._suppression(outputs.logits, share, batch).unsqueeze(1)
-        return losses + self.lam * self._distillation(outputs, share == 0) + self.suppression * suppressed, carry
-
-    def _distillation(self, outputs: Outputs, vacant: Tensor) -> Tensor:
-        """Return KL(q_glob ‖ q) of each sample, [C, B]; 0 if the client has all classes."""
-        if outputs.received is None:
-            raise ValueError("the engine did not return the received model's logits")
-        ours, received = (
-            logits.masked_fill(~vacant, LOW).log_softmax(-1) for logits in (outputs.logits, outputs.received)
-        )
-        return (received.exp() * (received - ours) * vacant).sum(-1)
+        return losses + self.lam * divergence(outputs, share == 0) + self.suppression * suppressed, carry
 
     def _suppression(self, logits: Tensor, share: Tensor, batch: Batch) -> Tensor:
         """Return the last term of each client without its weight, [C]. A sample of class i counts as e⁰ in its sum."""

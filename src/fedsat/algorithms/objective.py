@@ -85,6 +85,24 @@ def objective_losses(
     return objective.loss(carry, outputs, batch)
 
 
+LOW = -1e30
+"""A logit whose probability is exactly 0. Infinity would give NaN for a client without such classes."""
+
+
+def divergence(outputs: Outputs, among: Tensor, temperature: float = 1.0) -> Tensor:
+    """Return KL(q_glob ‖ q) of each sample, [C, B]; 0 where `among` has no classes.
+
+    q and q_glob are the probabilities that the model in training and the received model assign to the classes in the
+    mask `among`, [C, B or 1, m]: the softmax of the logits of these classes alone, divided by the temperature.
+    """
+    if outputs.received is None:
+        raise ValueError("the engine did not return the received model's logits")
+    ours, received = (
+        (logits / temperature).masked_fill(~among, LOW).log_softmax(-1) for logits in (outputs.logits, outputs.received)
+    )
+    return (received.exp() * (received - ours) * among).sum(-1)
+
+
 def cross_entropy(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
     """Return the cross-entropy of each sample, for any leading axes; q = (1 − smoothing) [i = y] + smoothing/m."""
     flat = functional.cross_entropy(
