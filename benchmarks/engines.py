@@ -71,6 +71,10 @@ WORKLOADS = {
     "W3": Workload("ResNet-8 64-128-256, 500 samples each", {"name": "resnet8"}, CIFAR, 50_000, EQUAL),
     "W3n": Workload("ResNet-8 16-32-64, 500 each", {"name": "resnet8", "width": 16}, CIFAR, 50_000, EQUAL),
     "W4": Workload("W3 with unequal clients (Dirichlet 0.3)", {"name": "resnet8"}, CIFAR, 50_000, UNEQUAL),
+    "W5": Workload("ResNet-18, 500 samples each", {"name": "resnet18"}, CIFAR, 50_000, EQUAL),
+    "W5i": Workload(
+        "ResNet-18, ImageNet's stem, 500 each", {"name": "resnet18", "stem": "imagenet"}, CIFAR, 50_000, EQUAL
+    ),
 }
 
 

@@ -22,7 +22,8 @@ import triton
 from torch import Tensor
 
 from fedsat.engine.kernels import triton_conv, triton_norm
-from fedsat.engine.kernels.triton_conv import FEW, Tile
+from fedsat.engine.kernels.tiles import Tile
+from fedsat.engine.kernels.triton_conv import FEW
 
 BATCH = 16
 LAYERS = [(3, 64, 3, 1, 32), (64, 64, 3, 1, 32), (64, 128, 3, 2, 32), (128, 128, 3, 1, 16), (64, 128, 1, 2, 32),
@@ -60,7 +61,7 @@ class Case:
     def variants(self) -> list[Any]:
         """Return the variants to try; None is the current choice."""
         if self.kernel in ("norm", "norm back"):
-            return [None, *itertools.product((2048, 4096, 8192, 16384), (4, 8, 16), (528, 1056))]
+            return [None, *itertools.product((2048, 4096, 8192, 16384), (4, 8, 16), (4, 8))]
         inputs, outputs = self.shape[:2]
         reach = (inputs, outputs) if self.kernel == "back" else (outputs, inputs)
         return [None, *(tile for tile in TILES if self._suits(tile, *reach))]

@@ -1,7 +1,7 @@
 """The tuning: three values of each method's own option, on samples that are held out of the training data.
 
 It is a search like those of `fedsat tune`, so no choice depends on the test set, and every method has the same number
-of trials. FedAvg has no option of its own. FedSat keeps its defaults, which are the same everywhere.
+of trials. FedAvg has no option of its own. FedSat chooses its server step η_g from the same three values as SCAFFOLD.
 
 With a tenth of the learning rate, local steps are short, and a longer step of the server helps some methods. There,
 every method of the paper, FedSat included, tries the same three values of η_g.
@@ -42,6 +42,7 @@ GRIDS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "fedprox": ("mu", (0.001, 0.01, 0.1)),
     "fedrs": ("objective.alpha", (0.1, 0.5, 0.9)),
     "fedsam": ("rho", (0.01, 0.05, 0.1)),
+    "fedsat": ("server_lr", (0.5, 1.0, 1.5)),
     "fedsat:paper": ("weighting.sigma", (1.0, 2.0, 1000.0)),
     "fedvls": ("objective.lam", (0.1, 0.5, 1.0)),
     "moon": ("mu", (0.1, 1.0, 5.0)),

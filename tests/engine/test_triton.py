@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -54,6 +56,35 @@ def test_convolutions_equal_torch(
     left = (ours, *torch.autograd.grad(ours, (x, weight), pull))
     right = (wanted, *torch.autograd.grad(wanted, (x, weight), pull.double()))
     assert all(distance(ours, exact) < tolerance for ours, exact in zip(left, right, strict=True))
+
+
+@pytest.mark.parametrize("rated", [False, True])
+@pytest.mark.parametrize("pulled", [False, True])
+@pytest.mark.parametrize("place", [slice(None), slice(1, None, 2)], ids=str)
+def test_weights_descend_by_the_parts_of_their_gradients(
+    place: slice, pulled: bool, rated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedsat.engine.kernels.triton_conv import StackedConvolution  # noqa: PLC0415 (needs Triton)
+    from fedsat.engine.kernels.triton_descend import descend  # noqa: PLC0415
+
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    options = {"device": "cuda", "generator": torch.Generator("cuda").manual_seed(0)}
+    x = torch.randn(4, 5 * 3, 9, 9, **options)
+    weight = in_tap_order(torch.randn(5, 20, 3, 3, 3, **options)).requires_grad_()
+    pull = in_tap_order(torch.randn(5, 20, 3, 3, 3, **options))[place] if pulled else None
+    lr = torch.tensor(0.1, device="cuda") if rated else 0.1
+    given = x, weight, 1, 1, torch.float32, torch.channels_last
+    out = StackedConvolution.apply(*given)
+    (slope,) = torch.autograd.grad(out, weight, out)
+    wanted = weight.detach().clone()
+    wanted[place] -= 0.1 * (slope[place] if pull is None else slope[place] + pull)
+    left: list[Any] = []
+    found = torch.autograd.grad(StackedConvolution.apply(*given, left), weight, out, allow_unused=True)
+    assert found == (None,)
+    (product,) = left
+    assert product.weight.data_ptr() == weight.data_ptr()
+    descend(weight.detach()[place], product.parts[:, place], pull, lr)
+    assert distance(weight, wanted) < 1e-6
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from fedsat.algorithms import Outputs
-from fedsat.engine.network import Factors, bias_slope
+from fedsat.engine.network import Factors, Unformed, bias_slope
 from fedsat.tree import Tree
 
 Slope = Callable[[Tensor, Tensor], Tensor]
@@ -79,7 +79,7 @@ class Chain:
         """Whether the chain is faster than the folded module for samples x [S, B, …], and defined for them."""
         return not x.is_cuda and (self._flattens or x.dim() == 3)
 
-    def __call__(self, params: Tree, buffers: Tree, x: Tensor, factors: list[Factors] | None = None) -> Outputs:
+    def __call__(self, params: Tree, buffers: Tree, x: Tensor, factors: list[Unformed] | None = None) -> Outputs:
         """Return the logits of samples x [S, B, …]; frozen weights are in `buffers`.
 
         The backward pass appends gradients of weights to `factors`, if given, instead of computing them.
@@ -95,7 +95,7 @@ class _ChainFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, rows: Tensor, layers: Sequence[Layer], factors: list[Factors] | None, *weights: Tensor | None
+        ctx: Any, rows: Tensor, layers: Sequence[Layer], factors: list[Unformed] | None, *weights: Tensor | None
     ) -> Tensor:
         outs = _outputs(rows, layers, weights)
         ctx.save_for_backward(rows, *weights, *outs[:-1])

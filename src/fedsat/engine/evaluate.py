@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,8 @@ from torch.nn.utils.rnn import pad_sequence
 from fedsat.algorithms import Model, Network
 from fedsat.algorithms.objective import cross_entropy
 from fedsat.engine.examples import Examples
+from fedsat.engine.fused import FusedNetwork
+from fedsat.engine.kernels import compile_together
 from fedsat.metrics import NO_DETAIL, Detail, Evaluation, Floats, accuracy_by_client, histograms
 from fedsat.seeding import Indices
 from fedsat.tree import expand, tree_map, write
@@ -147,10 +149,17 @@ class Counter:
 
 
 class GraphedCounter(Counter):
-    """A counter that replays a CUDA graph per batch, because small networks spend most time on kernel launches."""
+    """A counter that replays a CUDA graph per batch, because small networks spend most time on kernel launches.
 
-    def __init__(self, network: Network, examples: Examples, classes: int, batch: int) -> None:
+    If the network has a faster form for a single model, another graph prepares the weights once for each model.
+    """
+
+    def __init__(
+        self, network: Network, examples: Examples, classes: int, batch: int, fused: FusedNetwork | None = None
+    ) -> None:
         super().__init__(network, examples, classes, batch)
+        self._fused = fused
+        self._each = self if fused is None else Counter(fused, examples, classes, batch)
         self._graph: torch.cuda.CUDAGraph | None = None
 
     @torch.inference_mode()
@@ -158,37 +167,69 @@ class GraphedCounter(Counter):
         """Count as in `Counter`; the last batch is padded with samples that do not count. Scores need no graph."""
         if scored:
             return super().count(model, indices, owners, groups, scored)
-        if self._graph is None or groups > len(self._tally.counts):
-            self._record(model, groups, indices.device)
+        batches = -(-len(indices) // self.batch)
+        if self._graph is None or groups > len(self._tally.counts) or batches > len(self._table):
+            self._allocate(model, groups, max(batches, -(-len(self.examples) // self.batch)), indices.device)
+            self._record()
         assert self._graph is not None
         write(self._model.params, model.params)
         write(self._model.buffers, model.buffers)
+        if self._preparing is not None:
+            self._preparing.replay()
         self._tally.counts.zero_()
         self._tally.loss.zero_()
-        room = -len(indices) % self.batch
-        indices = torch.cat([indices, indices.new_zeros(room)])
-        owners = torch.cat([owners, owners.new_full((room,), -1)])
-        for start in range(0, len(indices), self.batch):
-            self._part.copy_(indices[start : start + self.batch])
-            self._owner.copy_(owners[start : start + self.batch])
+        self._number.zero_()
+        room = batches * self.batch - len(indices)
+        for place, (values, empty) in enumerate(((indices, 0), (owners, -1))):
+            self._table[:batches, place] = torch.cat([values, values.new_full((room,), empty)]).view(-1, self.batch)
+        for _ in range(batches):
             self._graph.replay()
         return Tally(self._tally.counts[:groups].clone(), self._tally.loss.clone())
 
-    def _record(self, model: Model, groups: int, device: torch.device) -> None:
-        """Capture one batch after a few warm-up batches, in which torch chooses its kernels."""
+    def count_each(self, model: Model, samples: Sequence[Tensor], owners: Sequence[Tensor], groups: int) -> Tensor:
+        """Evaluate stacked models, each on its own samples, one model after another."""
+        each = (_some(model, slice(place, place + 1)) for place in range(len(samples)))
+        return torch.stack([self.count(*given, groups).counts for given in zip(each, samples, owners, strict=True)])
+
+    def _allocate(self, model: Model, groups: int, batches: int, device: torch.device) -> None:
+        """Reserve the fixed memory of the graphs."""
         self._model = Model(tree_map(torch.clone, model.params), tree_map(torch.clone, model.buffers))
         self._tally = Tally.empty(groups, self.classes, device)
-        self._part = torch.zeros(self.batch, dtype=torch.int64, device=device)
-        self._owner = torch.full_like(self._part, -1)
+        self._table = torch.zeros(batches, 2, self.batch, dtype=torch.int64, device=device)
+        """The samples of each batch, and their groups."""
+        self._number = torch.zeros(1, dtype=torch.int64, device=device)
+
+    def _record(self) -> None:
+        """Capture a batch, and the preparation of a model, after a few batches in which torch chooses its kernels."""
+        device = self._number.device
         side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(side):
+            self._prepare()
+            compile_together(self._take_batch)
             for _ in range(3):
-                self._add(self._tally, self._model, self._part, self._owner)
+                self._number.zero_()
+                self._take_batch()
         torch.cuda.current_stream(device).wait_stream(side)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._add(self._tally, self._model, self._part, self._owner)
+        self._preparing = None if self._fused is None else captured(self._prepare)
+        self._graph = captured(self._take_batch)
+
+    def _prepare(self) -> None:
+        self._prepared = self._model if self._fused is None else self._fused.prepare(self._model)
+
+    def _take_batch(self) -> None:
+        """Count one batch; a counter on the device selects it, so that nothing waits for the host."""
+        part, owner = self._table.index_select(0, self._number)[0]
+        self._each._add(self._tally, self._prepared, part, owner)
+        self._number.add_(1)
+
+
+def captured(work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    """Return a graph that repeats the work."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return graph
 
 
 def _some(model: Model, places: list[int] | slice) -> Model:

@@ -20,9 +20,10 @@ from torch.nn import functional
 
 from fedsat.algorithms import Outputs
 from fedsat.engine.chain import Chain
+from fedsat.engine.fused import FusedNetwork
 from fedsat.engine.kernels import triton_module
 from fedsat.engine.kernels.quick import QuickAvgPool2d, QuickTanh
-from fedsat.engine.network import Aside, Factors, bias_slope, last_layer_input
+from fedsat.engine.network import Aside, Factors, Unformed, bias_slope, last_layer_input
 from fedsat.engine.norms import FoldedBatchNorm, FoldedBatchNormRelu, FoldedGroupNorm, FoldedGroupNormRelu
 from fedsat.models.norms import BatchNormRelu, GroupNormRelu
 from fedsat.tree import Tree
@@ -60,7 +61,7 @@ class _LeavingFactors(torch.autograd.Function):
     """W x + b for each client, [S, out, B]; the backward pass leaves the factors of the gradient of W."""
 
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, bias: Tensor | None, columns: Tensor, factors: list[Factors]) -> Tensor:
+    def forward(ctx: Any, weight: Tensor, bias: Tensor | None, columns: Tensor, factors: list[Unformed]) -> Tensor:
         ctx.save_for_backward(weight, columns)
         ctx.factors = factors
         return torch.bmm(weight, columns) if bias is None else torch.baddbmm(bias.unsqueeze(2), weight, columns)
@@ -96,6 +97,7 @@ class FoldedConv1d(nn.Conv1d):
 class FoldedConv2d(nn.Conv2d):
     """A convolution for [B, S·in, H, W] with weights [S, out, in, k, k], as one grouped convolution."""
 
+    aside: Aside
     order: torch.memory_format
     """Memory format of the outputs."""
     planes: bool
@@ -106,22 +108,24 @@ class FoldedConv2d(nn.Conv2d):
         kind = torch.bfloat16 if torch.is_autocast_enabled(input.device.type) else input.dtype
         # In float32, cuDNN is faster for many channels.
         suited = kind == torch.bfloat16 or (kind == torch.float32 and min(self.in_channels, self.out_channels) <= 32)
-        ours = input.is_cuda and suited and self._plain()
+        ours = input.is_cuda and suited and self.plain
         ours = ours and max(input.numel(), len(input) * self.weight[..., 0, 0, 0].numel() * input[0, 0].numel()) < 2**31
         if ours and self.planes and kind == torch.float32 and (kernels := triton_module("triton_small")):
             return cast("Tensor", kernels.SmallConvolution.apply(input, self.weight, self.bias, self.padding[0]))
         if ours and (self.training or len(self.weight) > 1) and (kernels := triton_module("triton_conv")):
             geometry = self.stride[0], self.padding[0]
-            out: Tensor = kernels.StackedConvolution.apply(input, self.weight, *geometry, kind, self.order)
+            given = input, self.weight, *geometry, kind, self.order, self.aside.parts
+            out: Tensor = kernels.StackedConvolution.apply(*given)
             return out if self.bias is None else out + self.bias.to(out.dtype).view(1, -1, 1, 1)
         return _grouped(functional.conv2d, self, input.contiguous(memory_format=self.order))
 
     def small(self) -> bool:
         """Whether the sums over outputs and over taps fit into a thread's registers (see `triton_small`)."""
         few = max(self.in_channels, self.out_channels) <= 16 and self.kernel_size[0] <= 5
-        return few and self._plain() and self.stride == (1, 1) and 2 * int(self.padding[0]) < self.kernel_size[0]
+        return few and self.plain and self.stride == (1, 1) and 2 * int(self.padding[0]) < self.kernel_size[0]
 
-    def _plain(self) -> bool:
+    @property
+    def plain(self) -> bool:
         """Whether the layer is square in every respect and not grouped."""
         pairs = (self.kernel_size, self.stride, self.padding)
         square = all(isinstance(pair, tuple) and pair[0] == pair[1] for pair in pairs)
@@ -159,7 +163,7 @@ def fold(module: nn.Module, aside: Aside, order: torch.memory_format, *, trainin
         layer.__class__ = folded
         if isinstance(layer, FoldedBatchNorm) and layer.momentum is None:
             raise CannotFoldError(f"{name} is a BatchNorm with a cumulative average")
-        if isinstance(layer, FoldedBatchNorm | FoldedLinear):
+        if isinstance(layer, FoldedBatchNorm | FoldedLinear | FoldedConv2d):
             layer.aside = aside
         if isinstance(layer, FoldedBatchNorm | FoldedConv2d):
             layer.order = order
@@ -180,13 +184,18 @@ class FoldedNetwork:
         self._aside = Aside()
         self._half = half
         # Tensor cores need channels last, and grouped convolutions on a CPU are faster with it too.
-        order = torch.channels_last if channels_last else torch.contiguous_format
+        self._order = order = torch.channels_last if channels_last else torch.contiguous_format
         self._training = fold(module, self._aside, order, training=True)
         self._evaluating = fold(module, Aside(), order, training=False)
         self._features = features
         self._chain = None if features or half else Chain.of(module)
         # Checking for tied weights in every call would take longer than a small layer.
         self._tied = len(list(module.named_parameters(remove_duplicate=False))) > len(list(module.parameters()))
+
+    def fused(self, shape: tuple[int, ...]) -> FusedNetwork | None:
+        """Return a faster network for evaluating one model in bf16 on a GPU, if there is one."""
+        suited = self._half and self._order == torch.channels_last
+        return FusedNetwork.of(self._evaluating, shape, self._half) if suited else None
 
     def __call__(self, params: Tree, buffers: Tree, x: Tensor) -> Outputs:
         """Run in evaluation mode; `buffers` do not change."""
@@ -200,20 +209,21 @@ class FoldedNetwork:
         buffers: Tree,
         x: Tensor,
         real: Tensor | None = None,
-        factors: list[Factors] | None = None,
+        factors: list[Unformed] | None = None,
     ) -> Outputs:
         """Run in training mode and update the running statistics in `buffers`; `real` marks padding, if any.
 
-        Where it is faster, the backward pass appends gradients of weights to `factors` instead of computing them.
+        Where it is faster, the backward pass appends gradients of weights to `factors` instead of returning them.
         """
         if self._chain is not None and self._chain.suits(x):
             return self._chain(params, buffers, x, factors)
         self._aside.real = real
         self._aside.factors = None if x.is_cuda or self._half else factors
+        self._aside.parts = factors if x.is_cuda else None
         try:
             return self._run(self._training, params, buffers, x)
         finally:  # factors keep the step's graph alive, which must end with the step
-            self._aside.real = self._aside.factors = None
+            self._aside.real = self._aside.factors = self._aside.parts = None
 
     def _run(self, module: nn.Module, params: Tree, buffers: Tree, x: Tensor) -> Outputs:
         clients, kind = len(x), x.dtype

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedsat.engine.base import BaseEngine
 from fedsat.engine.groups import group_lanes
+from fedsat.engine.kernels import compile_together
 from fedsat.engine.lanes import Stretch
 from fedsat.engine.plan import Lanes, Plan, RunPlan, StackedNetwork
 from fedsat.engine.steps import advance
@@ -95,6 +96,7 @@ class GraphedSteps:
             torch.random.fork_rng([self._device]),
             torch.cuda.stream(side),
         ):  # warm-up must not use random numbers
+            compile_together(lambda: self._advance(_repeated(lanes, width), width, padded))
             for _ in range(3):
                 self._advance(_repeated(lanes, width), width, padded)
         torch.cuda.current_stream(self._device).wait_stream(side)

@@ -10,6 +10,7 @@ from torch import Tensor
 from fedsat.algorithms import Algorithm, Batch, Outputs, Task
 from fedsat.algorithms.base import no_examples, sample_losses
 from fedsat.engine.base import BaseEngine, take_step
+from fedsat.engine.losses import quick
 from fedsat.engine.plan import Lanes, RunPlan, StackedNetwork
 from fedsat.tree import State, Tree, tree_map
 
@@ -43,7 +44,8 @@ class Group:
             parts = {name: value[self.place] for name, value in vars(outputs).items() if value is not None}
             outputs = Outputs(**parts)
             batch = Batch(batch.x[self.place], batch.y[self.place], batch.real[self.place])
-        return sample_losses(self.algorithm, self.task, self.carry(lanes.carry), self.own(lanes.costs), outputs, batch)
+        algorithm = quick(self.algorithm) if outputs.logits.is_cuda else self.algorithm
+        return sample_losses(algorithm, self.task, self.carry(lanes.carry), self.own(lanes.costs), outputs, batch)
 
     def step(self, lanes: Lanes, grads: Tree) -> tuple[Tree, State, set[str]]:
         """Take the method's step: return the parameters, the carry, and the names in it that have new values."""

@@ -30,6 +30,20 @@ class Factors:
     """∂L/∂out, [S, out, B]."""
 
 
+@dataclass(frozen=True)
+class Parts:
+    """The gradient of a convolution's weights as the sum of its parts."""
+
+    weight: Tensor
+    """[S, out, in, k, k]."""
+    parts: Tensor
+    """[P, S, k, k, in, out]."""
+
+
+Unformed = Factors | Parts
+"""A gradient that is cheaper to form where it is used."""
+
+
 def bias_slope(slope: Tensor) -> Tensor:
     """Return ∂L/∂b [S, out] from ∂L/∂out [S, out, B], added in an order that does not depend on the number of clients.
 
@@ -44,8 +58,10 @@ class Aside:
 
     real: Tensor | None = None
     """Mask of the real samples of the batch, [S, B]; None if there is no padding."""
-    factors: list[Factors] | None = None
+    factors: list[Unformed] | None = None
     """List to which linear layers append the factors of their gradients in the backward pass, if not None."""
+    parts: list[Unformed] | None = None
+    """The same for convolutions on a GPU, and the parts of their gradients."""
 
 
 class ModuleNetwork:

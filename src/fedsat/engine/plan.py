@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedsat.algorithms import Batch, Model, Network, Outputs
 from fedsat.engine.base import BaseEngine, sent
-from fedsat.engine.network import Factors
+from fedsat.engine.network import Unformed
 from fedsat.errors import UsageError
 from fedsat.tree import State, Tree, concatenate, tree_map
 
@@ -27,7 +27,7 @@ class StackedNetwork(Network, Protocol):
         buffers: Tree,
         x: Tensor,
         real: Tensor | None = None,
-        factors: list[Factors] | None = None,
+        factors: list[Unformed] | None = None,
     ) -> Outputs:
         """Run in training mode and update the running statistics in `buffers`; `real` marks padding, if any.
 

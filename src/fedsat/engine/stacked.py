@@ -11,10 +11,11 @@ from torch import nn
 
 from fedsat.algorithms import Algorithm, Server, Updates
 from fedsat.data import Federation
-from fedsat.engine.base import BaseEngine
+from fedsat.engine.base import BaseEngine, tuned_kernels
 from fedsat.engine.capacity import lanes_that_fit, runs_that_pay
 from fedsat.engine.evaluate import Counter, GraphedCounter
 from fedsat.engine.examples import Examples
+from fedsat.engine.fold import FoldedNetwork
 from fedsat.engine.network import draws_random_numbers
 from fedsat.engine.plan import StackedNetwork
 from fedsat.engine.stack import Stack
@@ -54,14 +55,14 @@ class StackedEngine(BaseEngine):
         plain = super().counter(examples, module)
         if self.device.type != "cuda":
             return plain
-        return GraphedCounter(plain.network, plain.examples, plain.classes, plain.batch)
+        network, shape = self.network, self.federation.dataset.input_shape
+        fused = network.fused(shape) if isinstance(network, FoldedNetwork) else None
+        return GraphedCounter(network, examples, plain.classes, plain.batch, fused)
 
     def evaluate_workers(self, updates: Updates, workers: Indices) -> ClassCounts:
         """Evaluate each client's model on its workers' samples; on a CPU, several models at once."""
-        if self.device.type == "cuda":
-            return super().evaluate_workers(updates, workers)
         samples, owners = zip(*(self.joined(self.held_by_workers(nodes)) for nodes in workers), strict=True)
-        with self.threads.applied():
+        with tuned_kernels(), self.threads.applied():
             counts = self.train_counter.count_each(updates.model, samples, owners, workers.shape[1])
         return ClassCounts.from_confusion(counts)
 

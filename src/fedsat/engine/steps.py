@@ -12,8 +12,9 @@ from torch import Tensor
 from fedsat.algorithms import Batch
 from fedsat.algorithms.base import gradient
 from fedsat.engine.groups import Group, group_lanes
+from fedsat.engine.kernels import triton_module
 from fedsat.engine.lanes import Stretch
-from fedsat.engine.network import Factors
+from fedsat.engine.network import Factors, Parts, Unformed
 from fedsat.engine.plan import Lanes, Plan, StackedNetwork, interleave, interleaved
 from fedsat.engine.threads import ThreadChoice
 from fedsat.rounds.local import meter
@@ -61,7 +62,7 @@ class EagerSteps:
 def advance(groups: Sequence[Group], network: StackedNetwork, lanes: Lanes, batch: Batch, padded: bool) -> None:
     """Take one step in all lanes: the stacked counterpart of the sequential engine's inner loop."""
 
-    def costs_at(point: Tree, buffers: Tree, factors: list[Factors] | None) -> tuple[Tree, Tensor, Tree]:
+    def costs_at(point: Tree, buffers: Tree, factors: list[Unformed] | None) -> tuple[Tree, Tensor, Tree]:
         leaves = {name: tensor.detach().requires_grad_() for name, tensor in point.items()}
         outputs = network.train(leaves, buffers, batch.x, batch.real if padded else None, factors)
         each = [group.losses(lanes, outputs, batch) for group in groups]
@@ -91,7 +92,7 @@ def advance(groups: Sequence[Group], network: StackedNetwork, lanes: Lanes, batc
             zeros_like(group.own(point)) if tree is None else tree for group, tree in zip(groups, offsets, strict=True)
         ]
         point = add(point, interleave(own))
-    factors: list[Factors] | None = [] if not moved and all(group.direct for group in groups) else None
+    factors: list[Unformed] | None = [] if not moved and all(group.direct for group in groups) else None
     leaves, means, lanes.costs = costs_at(point, lanes.buffers, factors)
     if factors is None:
         grads = gradient(means, leaves)
@@ -109,23 +110,42 @@ def advance(groups: Sequence[Group], network: StackedNetwork, lanes: Lanes, batc
 
 
 def descend_in_place(
-    groups: Sequence[Group], carry: State, params: Tree, costs: Tensor, factors: Sequence[Factors]
+    groups: Sequence[Group], carry: State, params: Tree, costs: Tensor, factors: Sequence[Unformed]
 ) -> None:
     """Apply θ ← θ − η (∇L + pull) in place, where L are the clients' costs [C].
 
     Gradients given as factors are multiplied and added to the weights in one operation. On a CPU, storing the gradient
-    first would cost as much time as the product itself. On a GPU, `factors` is empty.
+    first would cost as much time as the product itself. On a GPU, the parts of a convolution's gradient and the pull
+    are added to the weights in one pass.
     """
     grads = torch.autograd.grad(costs.sum(), list(params.values()), allow_unused=True)
     formed = {name: grad for name, grad in zip(params, grads, strict=True) if grad is not None}
+    names = {tensor.data_ptr(): name for name, tensor in params.items()}
+    parts = [(names[given.weight.data_ptr()], given.parts) for given in factors if isinstance(given, Parts)]
+    apart = {name for name, _ in parts}
     with torch.no_grad():
         for group in groups:
             own, lr = group.own(params), group.task.lr
             pull = group.algorithm.pull(group.task, group.carry(carry), own)
-            if pull is not None:
-                add_in_place(list(own.values()), [pull[name] for name in own], -lr)
+            whole = [name for name in own if name not in apart]
+            if pull is not None and whole:
+                add_in_place([own[name] for name in whole], [pull[name] for name in whole], -lr)
+            late = {} if pull is None else {name: pull[name] for name in apart}
             if formed:
                 add_in_place([own[name] for name in formed], list(group.own(formed).values()), -lr)
+            for name, each in parts:  # a weight that is used twice has two gradients, but one pull
+                descend_by_parts(own[name], each[:, group.place], late.pop(name, None), lr)
             for product in factors:
-                rows = product.columns[group.place].transpose(1, 2)
-                product.weight[group.place].baddbmm_(product.slope[group.place], rows, alpha=-float(lr))
+                if isinstance(product, Factors):
+                    rows = product.columns[group.place].transpose(1, 2)
+                    product.weight[group.place].baddbmm_(product.slope[group.place], rows, alpha=-float(lr))
+
+
+def descend_by_parts(weight: Tensor, parts: Tensor, pull: Tensor | None, lr: float | Tensor) -> None:
+    """Apply θ ← θ − η (Σ parts + pull) in place to the weights of a convolution (see `network.Parts`)."""
+    kernels = triton_module("triton_descend") if weight.is_cuda else None
+    if kernels is not None:
+        kernels.descend(weight, parts, pull, lr)
+        return
+    slope = parts.sum(0).permute(0, 4, 3, 1, 2)
+    weight.sub_(lr * (slope if pull is None else slope + pull))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedsat.algorithms import Outputs
 from fedsat.engine.fold import CannotFoldError
-from fedsat.engine.network import Factors, last_layer_input
+from fedsat.engine.network import Unformed, last_layer_input
 from fedsat.tree import Tree
 
 
@@ -36,7 +36,7 @@ class VmapNetwork:
         buffers: Tree,
         x: Tensor,
         real: Tensor | None = None,
-        factors: list[Factors] | None = None,
+        factors: list[Unformed] | None = None,
     ) -> Outputs:
         """Run in training mode; all gradients are computed directly."""
         del real, factors

@@ -8,7 +8,6 @@ allows it for cuDNN (torch.backends.cudnn.allow_tf32, on by default).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,10 +15,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fedsat.engine.kernels import without_second_derivative
-
-PROCESSORS = 132
-"""Multiprocessors of a Hopper GPU. With fewer programs, smaller tiles or a split keep all of them busy."""
+from fedsat.engine.kernels import launch, multiprocessors, without_second_derivative
+from fedsat.engine.kernels.tiles import gather_tile, weight_tile
+from fedsat.engine.kernels.triton_descend import suits
+from fedsat.engine.network import Parts, Unformed
 
 FEW = 16
 """With at most this many channels, products run over pairs of tap and channel to fill the tensor cores."""
@@ -39,9 +38,33 @@ def _positions(first, lane, height, width):
 
 
 @triton.jit
+def _followed(
+    total,
+    bias,
+    shortcut,
+    place,
+    channel,
+    there,
+    BIAS: tl.constexpr,
+    SHORTCUT: tl.constexpr,
+    RELU: tl.constexpr,
+):
+    """Return relu(total + bias + shortcut), of which each part is optional."""
+    if BIAS:
+        total += tl.load(bias + channel[None, :], mask=there, other=0.0).to(tl.float32)
+    if SHORTCUT:
+        total += tl.load(shortcut + place, mask=there, other=0.0).to(tl.float32)
+    if RELU:
+        total = tl.where(total < 0, 0.0, total)  # keeps NaN
+    return total
+
+
+@triton.jit
 def _gather_product(
     image,
     weights,
+    bias,
+    shortcut,
     out,
     samples,
     in_height,
@@ -58,11 +81,15 @@ def _gather_product(
     out_channel,
     out_row,
     out_column,
+    tap_stride,
     depth_stride,
     output_stride,
     KERNEL: tl.constexpr,
     STRIDE: tl.constexpr,
     PAD: tl.constexpr,
+    BIAS: tl.constexpr,
+    SHORTCUT: tl.constexpr,
+    RELU: tl.constexpr,
     TRANSPOSED: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -110,14 +137,16 @@ def _gather_product(
         inside = inside & (source_column + right >= 0) & (source_column + right < in_width)
         place = (base + (down * image_row + right * image_column))[:, None] + channel[None, :] * image_channel
         a = tl.load(image + place, mask=inside[:, None] & (channel < depth)[None, :], other=0.0)
-        place = behind * depth * outputs + channel[:, None] * depth_stride + column[None, :] * output_stride
+        place = behind * tap_stride + channel[:, None] * depth_stride + column[None, :] * output_stride
         b = tl.load(own + place, mask=(channel < depth)[:, None] & (column < outputs)[None, :], other=0.0)
         total = tl.dot(a, b, total, input_precision=PRECISION)
     row, across = row * phases + low, across * phases + far
     there = (sample < samples) & (row < out_height) & (across < out_width)
     place = sample * out_sample + row * out_row + across * out_column
-    target = out + place[:, None] + (client * outputs + column)[None, :] * out_channel
-    tl.store(target, total.to(out.dtype.element_ty), mask=there[:, None] & (column < outputs)[None, :])
+    place = place[:, None] + (client * outputs + column)[None, :] * out_channel
+    there = there[:, None] & (column < outputs)[None, :]
+    total = _followed(total, bias, shortcut, place, client * outputs + column, there, BIAS, SHORTCUT, RELU)
+    tl.store(out + place, total.to(out.dtype.element_ty), mask=there)
 
 
 @triton.jit
@@ -132,6 +161,8 @@ def _pair(number, channels, TAPS: tl.constexpr, PLANES: tl.constexpr):
 def _narrow_product(
     image,
     weights,
+    bias,
+    shortcut,
     out,
     samples,
     in_height,
@@ -148,11 +179,15 @@ def _narrow_product(
     out_channel,
     out_row,
     out_column,
+    tap_stride,
     depth_stride,
     output_stride,
     KERNEL: tl.constexpr,
     STRIDE: tl.constexpr,
     PAD: tl.constexpr,
+    BIAS: tl.constexpr,
+    SHORTCUT: tl.constexpr,
+    RELU: tl.constexpr,
     TRANSPOSED: tl.constexpr,
     PLANES: tl.constexpr,
     ROWS: tl.constexpr,
@@ -182,13 +217,15 @@ def _narrow_product(
         place = sample[:, None] * image_sample + source_row * image_row + source_column * image_column
         place += (client * depth + channel)[None, :] * image_channel
         a = tl.load(image + place, mask=inside, other=0.0)
-        place = (client * KERNEL * KERNEL + tap)[:, None] * depth * outputs + channel[:, None] * depth_stride
+        place = client * KERNEL * KERNEL * depth * outputs + tap[:, None] * tap_stride + channel[:, None] * depth_stride
         there = (pair < KERNEL * KERNEL * depth)[:, None] & (column < outputs)[None, :]
         b = tl.load(weights + place + column[None, :] * output_stride, mask=there, other=0.0)
         total = tl.dot(a, b, total, input_precision=PRECISION)
     place = sample * out_sample + row * out_row + across * out_column
-    target = out + place[:, None] + (client * outputs + column)[None, :] * out_channel
-    tl.store(target, total.to(out.dtype.element_ty), mask=(sample < samples)[:, None] & (column < outputs)[None, :])
+    place = place[:, None] + (client * outputs + column)[None, :] * out_channel
+    there = (sample < samples)[:, None] & (column < outputs)[None, :]
+    total = _followed(total, bias, shortcut, place, client * outputs + column, there, BIAS, SHORTCUT, RELU)
+    tl.store(out + place, total.to(out.dtype.element_ty), mask=there)
 
 
 @triton.jit(do_not_specialize=["split"])  # depends on the number of clients
@@ -261,41 +298,6 @@ def _weight_product(
     tl.store(target, total, mask=there[:, None] & (column < outputs)[None, :])
 
 
-@dataclass(frozen=True)
-class Tile:
-    """The block sizes of a program and its launch options, chosen with `benchmarks/tiles.py` on an H200."""
-
-    rows: int
-    columns: int
-    depth: int
-    warps: int
-    stages: int
-
-    @property
-    def options(self) -> dict[str, int]:
-        """The keyword arguments of a kernel."""
-        sizes = {"ROWS": self.rows, "COLUMNS": self.columns, "DEPTH": self.depth}
-        return {**sizes, "num_warps": self.warps, "num_stages": self.stages}
-
-
-def gather_tile(pixels: int, depth: int, outputs: int, clients: int) -> Tile:
-    """Return the tile of `gather_product`: large if that leaves work for three quarters of the multiprocessors."""
-    for columns, warps in ((256, 8), (128, 4)):
-        if outputs >= columns and 4 * pixels * outputs * clients >= 3 * 128 * columns * PROCESSORS:
-            return Tile(128, columns, _block(depth), warps, 3)
-    return Tile(128 if pixels * clients >= 128 * PROCESSORS else 64, _block(outputs), _block(depth), 4, 3)
-
-
-def weight_tile(pairs: int, outputs: int) -> Tile:
-    """Return the tile of `weight_product` for this many pairs of tap and channel."""
-    return Tile(128 if pairs >= 512 else _block(pairs), _block(outputs, 128), 64, 4, 3)
-
-
-def _block(channels: int, most: int = 64) -> int:
-    """Return the number of channels per program; tensor cores need at least 16."""
-    return max(16, min(most, 1 << (channels - 1).bit_length()))
-
-
 def precision() -> str:
     """Return the precision of float32 products."""
     return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
@@ -306,9 +308,19 @@ class StackedConvolution(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, stride: int, padding: int, kind: torch.dtype, order: torch.memory_format
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        stride: int,
+        padding: int,
+        kind: torch.dtype,
+        order: torch.memory_format,
+        parts: list[Unformed] | None = None,
     ) -> Tensor:
-        """Return [B, S·out, H′, W′] in the given memory format; the input may have any."""
+        """Return [B, S·out, H′, W′] in the given memory format; the input may have any.
+
+        If `parts` is given, the backward pass appends the gradient of the weights to it, if its layout allows this.
+        """
         clients, outputs, _, kernel, _ = weight.shape
         x = x.to(kind)
         height, width = ((side + 2 * padding - kernel) // stride + 1 for side in x.shape[2:])
@@ -316,58 +328,82 @@ class StackedConvolution(torch.autograd.Function):
         taps = weight.to(kind).permute(0, 3, 4, 2, 1).contiguous()
         shape = len(x), clients * outputs, height, width
         out = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=order)
-        gather_product(x, taps, out, stride, padding, transposed=False)
-        ctx.save_for_backward(x, taps)
-        ctx.geometry = stride, padding, weight.dtype
+        gather_product(x, taps, out, stride, padding)
+        ctx.save_for_backward(x, taps, weight)
+        ctx.geometry, ctx.parts = (stride, padding), parts
         return out
 
     @staticmethod
     @without_second_derivative
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of the input and of the weights."""
-        x, taps = ctx.saved_tensors
-        stride, padding, dtype = ctx.geometry
+        x, taps, weight = ctx.saved_tensors
+        stride, padding = ctx.geometry
         grad = grad.to(x.dtype)
         dx = dw = None
         if ctx.needs_input_grad[0]:
             dx = torch.empty_like(x)
             gather_product(grad, taps.transpose(3, 4), dx, stride, padding, transposed=True)
         if ctx.needs_input_grad[1]:
-            dw = weight_product(x, grad, taps.shape, stride, padding).permute(0, 4, 3, 1, 2).to(dtype)
-        return dx, dw, None, None, None, None
+            parts = weight_product(x, grad, taps.shape, stride, padding)
+            if ctx.parts is not None and suits(weight, parts):
+                ctx.parts.append(Parts(weight.detach(), parts))
+            else:
+                dw = parts[0] if len(parts) == 1 else parts.sum(0)
+                dw = dw.permute(0, 4, 3, 1, 2).to(weight.dtype)
+        return dx, dw, *[None] * 5
 
 
-def gather_product(image: Tensor, taps: Tensor, out: Tensor, stride: int, padding: int, *, transposed: bool) -> None:
-    """Compute `out` from `image` and taps [S, kh, kw, C, O]; see the kernels."""
+def gather_product(
+    image: Tensor,
+    taps: Tensor,
+    out: Tensor,
+    stride: int,
+    padding: int,
+    *,
+    transposed: bool = False,
+    bias: Tensor | None = None,
+    shortcut: Tensor | None = None,
+    relu: bool = False,
+) -> None:
+    """Compute `out` from `image` and taps [S, kh, kw, C, O]; see the kernels.
+
+    What follows in evaluation mode can be included: a bias [S·O], a shortcut with the memory layout of `out`, and ReLU.
+    """
     clients, kernel, _, depth, outputs = taps.shape
     height, width = out.shape[2:]
     narrow, phases = depth < FEW, 1
     if transposed and not narrow:
         phases, height, width = stride**2, triton.cdiv(height, stride), triton.cdiv(width, stride)
     pixels = len(out) * height * width
-    tile = gather_tile(pixels, kernel * kernel * depth if narrow else depth, outputs, clients * phases)
+    depths = kernel * kernel * depth if narrow else depth
+    tile = gather_tile(pixels, depths, outputs, clients * phases, multiprocessors(image.device))
     grid = (triton.cdiv(pixels, tile.rows), triton.cdiv(outputs, tile.columns), clients * phases)
     planes = {"PLANES": image.stride(1) != 1} if narrow else {}
-    (_narrow_product if narrow else _gather_product)[grid](
-        image, taps, out, len(out), *image.shape[2:], *out.shape[2:], depth, outputs, *image.stride(), *out.stride(),
-        taps.stride(3), taps.stride(4), KERNEL=kernel, STRIDE=stride, PAD=padding, TRANSPOSED=transposed, **planes,
-        PRECISION=precision(), **tile.options,
+    launch(
+        _narrow_product if narrow else _gather_product, grid,
+        image, taps, bias, shortcut, out, len(out), *image.shape[2:], *out.shape[2:], depth, outputs, *image.stride(),
+        *out.stride(), *taps.stride()[2:], KERNEL=kernel, STRIDE=stride, PAD=padding, BIAS=bias is not None,
+        SHORTCUT=shortcut is not None, RELU=relu, TRANSPOSED=transposed, **planes, PRECISION=precision(),
+        **tile.options,
     )  # fmt: skip
 
 
 def weight_product(image: Tensor, slope: Tensor, shape: torch.Size, stride: int, padding: int) -> Tensor:
-    """Return the gradient of taps [S, kh, kw, C, O]; see the kernel."""
+    """Return parts of the gradient of taps, [P, S, kh, kw, C, O]; see the kernel."""
     clients, kernel, _, inputs, outputs = shape
     pixels, pairs = len(slope) * slope.shape[2] * slope.shape[3], kernel * kernel * inputs
     tile = weight_tile(pairs, outputs)
     blocks, across = triton.cdiv(pairs, tile.rows), triton.cdiv(outputs, tile.columns)
-    wanted = triton.cdiv((4 if tile.columns <= 64 else 2) * PROCESSORS, blocks * across * clients)
+    programs = (4 if tile.columns <= 64 else 2) * multiprocessors(image.device)
+    wanted = triton.cdiv(programs, blocks * across * clients)
     split = max(1, min(wanted, pixels // (4 * tile.depth)))
     share = triton.cdiv(triton.cdiv(pixels, split), tile.depth) * tile.depth
     parts = torch.empty(split, *shape, device=image.device)
-    _weight_product[blocks, across, clients * split](
+    launch(
+        _weight_product, (blocks, across, clients * split),
         image, slope, parts, len(slope), *image.shape[2:], *slope.shape[2:], inputs, outputs, *image.stride(),
         *slope.stride(), share, split, KERNEL=kernel, STRIDE=stride, PAD=padding, PLANES=image.stride(1) != 1,
         PRECISION=precision(), **tile.options,
     )  # fmt: skip
-    return parts[0] if split == 1 else parts.sum(0)
+    return parts

@@ -15,10 +15,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fedsat.engine.kernels import without_second_derivative
+from fedsat.engine.kernels import launch, multiprocessors, without_second_derivative
 
-PROGRAMS = 528
-"""Programs that keep a Hopper GPU busy: four per multiprocessor."""
+PROGRAMS = 4
+"""Programs per multiprocessor that keep a GPU busy."""
 
 TILE = 4096
 """Values that a program handles at a time."""
@@ -295,7 +295,8 @@ class Shape:
         self.rows = TILE // self.columns
         across = triton.cdiv(self.features, self.columns) * clients
         blocks = triton.cdiv(self.pixels, self.rows)
-        wanted = parts or min(MOST_PARTS, triton.cdiv(PROGRAMS, across))
+        programs = PROGRAMS * multiprocessors(x.device)
+        wanted = parts or min(MOST_PARTS, triton.cdiv(programs, across))
         self.share = triton.cdiv(blocks, min(blocks, wanted)) * self.rows
         self.parts = triton.cdiv(self.pixels, self.share)
         self.grid = (self.parts, triton.cdiv(self.features, self.columns), clients)
@@ -332,8 +333,9 @@ class StackedNorm(torch.autograd.Function):
         out, sums = torch.empty_like(x), shape.sums(x)
         statistics = torch.empty(2, shape.channels, device=x.device)
         sizes = shape.pixels, shape.area, shape.batch, shape.features, shape.channels
-        _moments[shape.grid](x, real, sums, *sizes, shape.share, MASKED=real is not None, **shape.tile)
-        _normalise[shape.grid](
+        launch(_moments, shape.grid, x, real, sums, *sizes, shape.share, MASKED=real is not None, **shape.tile)
+        launch(
+            _normalise, shape.grid,
             x, shortcut, weight, bias, real, sums, *running, statistics, out, *sizes, shape.parts, shape.share, eps,
             momentum, TRAINING=True, MASKED=real is not None, SHORTCUT=shortcut is not None, RELU=relu, **shape.tile,
             **shape.adding,
@@ -351,12 +353,14 @@ class StackedNorm(torch.autograd.Function):
         sums, dx = shape.sums(x), torch.empty_like(x)
         dweight, dbias = torch.empty_like(weight), torch.empty_like(weight)
         slope = torch.empty_like(x) if ctx.shortcut else None
-        _slope_moments[shape.grid](
+        launch(
+            _slope_moments, shape.grid,
             grad, out, x, weight, bias, statistics, sums, slope, shape.pixels, shape.features, shape.channels,
             shape.share, SHORTCUT=ctx.shortcut, RELU=relu, **shape.tile,
         )  # fmt: skip
         sizes = shape.pixels, shape.area, shape.batch, shape.features, shape.channels
-        _slopes[shape.grid](
+        launch(
+            _slopes, shape.grid,
             grad if slope is None else slope, x, weight, bias, real, statistics, sums, dx, dweight, dbias, *sizes,
             shape.parts, shape.share, MASKED=real is not None, RELU=relu and slope is None, **shape.tile,
             **shape.adding,
@@ -377,7 +381,8 @@ def normalise(
     x, shortcut = _channels_last(x), None if shortcut is None else _channels_last(shortcut)
     shape = Shape(x, len(weight), triton.cdiv(x.numel(), 2**16))
     out = torch.empty_like(x)
-    _normalise[shape.grid](
+    launch(
+        _normalise, shape.grid,
         x, shortcut, weight, bias, None, None, *running, None, None, out, shape.pixels, shape.area, shape.batch,
         shape.features, shape.channels, 1, shape.share, eps, 0.0, TRAINING=False, MASKED=False,
         SHORTCUT=shortcut is not None, RELU=relu, PARTS=1, BATCH=1, **shape.tile,

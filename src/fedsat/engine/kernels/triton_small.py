@@ -16,8 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
-from fedsat.engine.kernels import without_second_derivative
-from fedsat.engine.kernels.triton_conv import PROCESSORS
+from fedsat.engine.kernels import launch, multiprocessors, without_second_derivative
 
 
 # If strides were known to be even, tiles would be loaded in different layouts and converted in between.
@@ -181,7 +180,8 @@ def slide(image: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, paddi
     plane = out.shape[2] * out.shape[3]
     # Each thread has up to four pixels, for which it loads the weights once.
     block = min(256, max(64, triton.next_power_of_2(plane)))
-    _slide[len(out), clients, triton.cdiv(plane, block)](
+    launch(
+        _slide, (len(out), clients, triton.cdiv(plane, block)),
         image, weight, bias, out, *image.shape[2:], *out.shape[2:], inputs, outputs, *image.stride()[:2],
         *out.stride()[:2], weight.stride(0), weight.stride(2), 0 if bias is None else bias.stride(0),
         WEIGHT_OUTPUT=weight.stride(1), WEIGHT_TAP=weight.stride(4), KERNEL=kernel, PAD=padding, FLIPPED=flipped,
@@ -199,10 +199,11 @@ def correlate(
         slope = functional.pad(slope, (0, width - slope.shape[3]))
     block = 2 if outputs < 8 else 4  # outputs per load of the image
     programs = clients * inputs * triton.cdiv(outputs, block)
-    parts = max(1, min(len(slope), 8 * PROCESSORS // programs))
+    parts = max(1, min(len(slope), 8 * multiprocessors(image.device) // programs))
     dw = image.new_empty(parts, clients, kernel, kernel, inputs, outputs)
     db = image.new_empty(parts, clients, outputs) if biased else None
-    _correlate[triton.cdiv(outputs, block) * inputs, clients, parts](
+    launch(
+        _correlate, (triton.cdiv(outputs, block) * inputs, clients, parts),
         image, slope, dw, db, len(slope), height, image.shape[2], width, inputs, outputs, *image.stride()[:2],
         *slope.stride()[:2], KERNEL=kernel, PAD=padding, BIAS=biased, TAPS=triton.next_power_of_2(kernel * kernel + 1),
         OUTPUTS=block, PIXELS=32, num_warps=1,
