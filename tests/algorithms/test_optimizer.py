@@ -8,7 +8,20 @@ import numpy as np
 import pytest
 import torch
 
-from fedsat.algorithms import SGD, FedAvg, FedLADA, FedSat, Scaffold, Task, Uniform, algorithms
+from fedsat.algorithms import (
+    SGD,
+    Algorithm,
+    FedAvg,
+    FedCM,
+    FedDyn,
+    FedLADA,
+    FedProx,
+    FedSat,
+    Scaffold,
+    Task,
+    Uniform,
+    algorithms,
+)
 from fedsat.errors import UsageError
 from fedsat.rounds import start
 from fedsat.tree import State, Tree, tree_map
@@ -75,6 +88,64 @@ def test_fedsat_divides_by_the_effective_steps() -> None:
     assert bowls.kept(0, "direction") == pytest.approx(-3.2)
     assert bowls.kept(1, "direction") == pytest.approx(4)
     assert bowls.memory("direction") == pytest.approx(-8 / 7)
+
+
+@pytest.mark.parametrize(("method", "name"), [(Scaffold(), "control"), (FedSat(weighting=Uniform()), "direction")])
+def test_controls_contain_the_decay_and_the_clipped_steps(method: Algorithm, name: str) -> None:
+    # η = ½. Decay ½, from 2: −2 + 1 → 2.5, so the client's control is (2 − 2.5)/½ = −1.
+    bowls = Bowls(method, [Bowl(4, K=1)], lr=0.5, begin=2, optimizer=SGD(weight_decay=0.5))
+    bowls.run_round(0)
+    assert (bowls.theta, bowls.kept(0, name)) == pytest.approx((2.5, -1))
+    # Clipped at 1, from 0: −4 and −3.5 become −1, so the control is −1/(½·2), although the mean gradient is −3.75.
+    bowls = Bowls(method, [Bowl(4, K=2)], lr=0.5, optimizer=SGD(clip=1))
+    bowls.run_round(0)
+    assert (bowls.theta, bowls.kept(0, name)) == pytest.approx((1, -1), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "end"),
+    [
+        # α = 1, η = ½, from 0 with λ_k = 0: the first gradient is −4, then 2 (θ − 2) = (θ − 4) + θ.
+        (SGD(), 2),  # −4 → 2, 0 → 2
+        (SGD(weight_decay=0.5), 1.5),  # −4 → 2; 0 + 1 → 1.5
+        (SGD(clip=3), 2),  # −3 → 1.5; −1 → 2
+        (SGD(momentum=0.5), 3),  # −4 → 2; v = 0 − 2 → 3
+    ],
+)
+def test_feddyns_dual_follows_the_model_under_every_optimizer(optimizer: SGD, end: float) -> None:
+    bowls = Bowls(FedDyn(alpha=1), [Bowl(4, K=2)], lr=0.5, optimizer=optimizer)
+    bowls.run_round(0)
+    assert bowls.kept(0, "dual") == pytest.approx(end, abs=1e-5)
+    assert bowls.theta == pytest.approx(2 * end, abs=1e-5)  # the client's model plus the mean dual
+
+
+@pytest.mark.parametrize("method", [Scaffold(), FedDyn(alpha=0.5)])
+def test_weight_decay_is_part_of_what_corrected_methods_minimise(method: Algorithm) -> None:
+    # The minimum of the mean of ½(θ − b)² + ¼ θ² over b = 4, −2, 7 is 3/1.5; FedAvg's own is elsewhere.
+    bowls = [Bowl(4, K=1), Bowl(-2, K=4), Bowl(7, K=2)]
+    corrected = Bowls(method, bowls, lr=0.1, optimizer=SGD(weight_decay=0.5))
+    plain = Bowls(FedAvg(), bowls, lr=0.1, optimizer=SGD(weight_decay=0.5))
+    for _ in range(300):
+        corrected.run_round(0, 1, 2)
+        plain.run_round(0, 1, 2)
+    assert corrected.theta == pytest.approx(2, abs=1e-6)
+    assert abs(plain.theta - 2) > 0.5
+
+
+def test_fedcm_clips_and_decays_the_mixed_direction() -> None:
+    # α = ½, η = ½, clip 1, decay 0.2. −4·½ → −1 → 0.5, so Δ = −1. Then ½(−3.5) − ½ = −2.25 → −1, plus 0.1: → 0.95.
+    bowls = Bowls(FedCM(alpha=0.5), [Bowl(4, K=1)], lr=0.5, optimizer=SGD(clip=1, weight_decay=0.2))
+    bowls.run_round(0)
+    assert (bowls.theta, bowls.memory("direction")) == pytest.approx((0.5, -1), abs=1e-5)
+    bowls.run_round(0)
+    assert bowls.theta == pytest.approx(0.95, abs=1e-5)
+
+
+def test_momentum_accumulates_fedprox_s_term() -> None:
+    # μ = 1, η = ½, from 0: v = −4 → 2; v = (−2 + 2) − 2 → 3. Without the term, it would be v = −2 − 2 → 4.
+    bowls = Bowls(FedProx(mu=1), [Bowl(4, K=2)], lr=0.5, optimizer=SGD(momentum=0.5))
+    bowls.run_round(0)
+    assert bowls.theta == pytest.approx(3)
 
 
 def test_fedlada_takes_the_moments_of_the_decayed_gradient() -> None:
