@@ -1,8 +1,13 @@
-"""Write docs/measurements/speed.md and its plot from the timings that `engines.py` has written to results/bench.
+"""Write docs/measurements/speed.md and its plots from the timings that `engines.py` has written to results/bench.
 
 python benchmarks/engines.py W1 W2 --out results/bench/cpu.json
-python benchmarks/engines.py W1 W2 --clients 5 15 45 --only stacked peers --repeats 3 --out results/bench/sweep.json
+python benchmarks/engines.py W1 W2 --clients 5 15 45 --only stacked peers --repeats 3 --out results/bench/cpu-sweep.json
+python benchmarks/engines.py W1 W2 W3 W4 --precision bf16 --out results/bench/gpu.json
+python benchmarks/engines.py W2 W3 --clients 5 15 45 90 --only stacked --repeats 3 --precision bf16 \\
+  --out results/bench/gpu-sweep.json
 python benchmarks/page.py
+
+The page shows the files that there are, so it can be written again after each of these commands.
 """
 
 from __future__ import annotations
@@ -17,7 +22,7 @@ from matplotlib.figure import Figure
 from ratios import Row, rows
 
 ROOT = Path(__file__).parents[1]
-PAGE, PLOT = ROOT / "docs/measurements/speed.md", ROOT / "docs/assets/speed.svg"
+PAGE, PLOTS = ROOT / "docs/measurements/speed.md", ROOT / "docs/assets"
 HEAD = """# Speed
 
 <!-- Written by benchmarks/page.py. -->
@@ -28,24 +33,33 @@ so that other programs on the machine slow all of them down alike. The third col
 takes than with the fastest stacked FedAvg in the same turn: the median and the range over the turns. Peers with
 processes have one for each core; FedJAX compiles with XLA. [Engine](engine.md) explains where the time goes.
 """
+DEVICES = {"cpu": "On a CPU", "gpu": "On a GPU"}
 
 
 def main() -> None:
-    """Write the plot and the page."""
-    turns, sweep = kept("cpu.json"), kept("sweep.json")
-    plot(sweep["results"]).savefig(PLOT)
-    parts = [HEAD, about(turns), *(table(result) for result in turns["results"])]
-    parts += ["## More and fewer clients\n", about(sweep), f"![Seconds per round](../assets/{PLOT.name})\n"]
-    parts += [sizes(results) for results in by_workload(sweep["results"])]
+    """Write the plots and the page."""
+    parts = [HEAD]
+    for device, heading in DEVICES.items():
+        turns, sweep = kept(device), kept(f"{device}-sweep")
+        if turns or sweep:
+            parts.append(f"## {heading}\n")
+        if turns:
+            parts += [about(turns), *(table(result) for result in turns["results"])]
+        if sweep:
+            drawn = PLOTS / f"speed-{device}.svg"
+            plot(sweep["results"]).savefig(drawn)
+            parts += [f"### {heading}, more and fewer clients\n", about(sweep)]
+            parts += [f"![Seconds per round](../assets/{drawn.name})\n"]
+            parts += [sizes(results) for results in by_workload(sweep["results"])]
+    if len(parts) == 1:
+        raise SystemExit(f"results/bench has no timings; write them with the commands above:\n{__doc__}")
     PAGE.write_text("\n".join(parts), encoding="utf-8")
 
 
-def kept(name: str) -> dict[str, Any]:
-    """Return what `engines.py` has written to results/bench."""
-    path = ROOT / "results/bench" / name
-    if not path.is_file():
-        raise SystemExit(f"{path.relative_to(ROOT)} is missing; write it with the commands above:\n{__doc__}")
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+def kept(name: str) -> dict[str, Any] | None:
+    """Return what `engines.py` has written to results/bench, if it has."""
+    path = ROOT / f"results/bench/{name}.json"
+    found: dict[str, Any] | None = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
     return found
 
 
@@ -59,7 +73,11 @@ def about(kept: dict[str, Any]) -> str:
 
 def table(result: dict[str, Any]) -> str:
     """Return the table of a workload."""
-    lines = [f"## {result['title']}\n", "| | s per round | times as long | test loss |", "| --- | ---: | ---: | ---: |"]
+    lines = [
+        f"### {result['title']}\n",
+        "| | s per round | times as long | test loss |",
+        "| --- | ---: | ---: | ---: |",
+    ]
     for row in rows(result):
         lines.append(
             f"| {row.contender} | {row.seconds:.3f} | {row.faster} | {result['test_loss'][row.contender]:.4f} |"
@@ -87,7 +105,7 @@ def sizes(results: Sequence[dict[str, Any]]) -> str:
     each = [best(result) for result in results]
     heads = [f"{result['clients']} clients" for result in results]
     lines = [
-        f"### {results[0]['title']}\n",
+        f"#### {results[0]['title']}\n",
         f"| s per round | {' | '.join(heads)} |",
         "| --- |" + " ---: |" * len(each),
     ]
