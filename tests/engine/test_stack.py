@@ -89,6 +89,8 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"algorithm": {"name": "fedavg", "objective": {"name": "psl", "epsilon2": value}}} for value in (1, 2)
     ],
     "server rates": [{"algorithm": {"name": "fedavg", "server_lr": value}} for value in (0.5, 1.0)],
+    "SCAFFOLD": [{"algorithm": {"name": "scaffold", "server_lr": value}, "seed": 7} for value in (0.5, 1.0)],
+    "FedSat": [{"algorithm": {"name": "fedsat", "gamma": value}, "seed": seed} for value, seed in ((0.5, 1), (0.9, 2))],
     "FedProx": [{"algorithm": {"name": "fedprox", "mu": value}} for value in (0.01, 1.0)],
     "FedDyn": [{"algorithm": {"name": "feddyn", "alpha": value}, "lr": value} for value in (0.01, 0.1)],
     "FedSAM": [{"algorithm": {"name": "fedsam", "rho": value}, "seed": seed} for value, seed in ((0.05, 1), (0.1, 2))],
@@ -140,6 +142,9 @@ def test_which_runs_need_separate_calls() -> None:
         return alike(engines_of([{"algorithm": "fedavg", **own} for own in settings]))
 
     assert are_alike({"seed": 1}, {"seed": 2, "algorithm": "fedavgm"})
+    assert are_alike({"algorithm": "scaffold", "seed": 1}, {"algorithm": "scaffold", "seed": 2})
+    assert are_alike({"algorithm": "fedsat"}, {"algorithm": {"name": "fedsat", "gamma": 0.5}})
+    assert not are_alike({"algorithm": "fedsat"}, {"algorithm": {"name": "fedsat", "objective": "cross-entropy"}})
     assert are_alike({"algorithm": "fedprox"})
     assert not are_alike({"lr": 0.1}, {"lr": 0.2})
     assert not are_alike({"algorithm": "fedprox"}, {"algorithm": "fedprox"})

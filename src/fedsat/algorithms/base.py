@@ -182,6 +182,8 @@ class Algorithm:
 
     uses_features: ClassVar[bool] = False
     """Whether `penalty` reads `outputs.features`."""
+    constant_pull: ClassVar[str] = ""
+    """The name, in the carry, of a term that is added to the gradient of every step and constant during a round."""
 
     def __post_init__(self) -> None:
         check(self, "algorithm")
@@ -247,9 +249,12 @@ class Algorithm:
         return None
 
     def pull(self, task: Task, carry: State, params: Tree) -> Tree | None:
-        """Return the method's term in the gradient of every step, or None. It must not depend on the gradient."""
-        del task, carry, params
-        return None
+        """Return the method's term in the gradient of every step, or None. It must not depend on the gradient.
+
+        By default, this is the tree of the carry that `constant_pull` names.
+        """
+        del task, params
+        return carry.get(self.constant_pull)
 
     def step(self, task: Task, carry: State, params: Tree, grads: Tree) -> tuple[Tree, State]:
         """Take one local step: θ ← θ − η d, where d is what the optimizer makes of ∇L + pull."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -64,6 +64,8 @@ class FedSat(Algorithm):
         float, Option("largest factor on a step of the server that is short compared with the way so far", at_least=1)
     ] = 1.0
 
+    constant_pull: ClassVar[str] = "drift"
+
     @property
     def refuses(self) -> Mapping[str, str]:
         """With `scale="paper"`, refuse what eq. 5–7 do not cover: they assume plain SGD steps, counted in epochs."""
@@ -107,17 +109,12 @@ class FedSat(Algorithm):
         return self.gamma * memory["signal"]["share"]
 
     def begin(self, task: Task) -> State:
-        """Compute γ (v_t − v_k), constant during the round."""
+        """Compute γ (v_t − v_k), which is added to every gradient of the round."""
         if not self.correction:
             return {}
         gamma = self.strength(task.received)
         drift = tree_map(lambda v_t, v_k: gamma * (v_t - v_k), task.received["direction"], task.state["direction"])
         return {"drift": drift}
-
-    def pull(self, task: Task, carry: State, params: Tree) -> Tree | None:
-        """Return γ (v_t − v_k)."""
-        del task, params
-        return carry.get("drift")
 
     def start_of_update(self, task: Task, steps: Tensor) -> Tree:
         """Return Θ − η γ A_K v_t, because the server knows v_t."""

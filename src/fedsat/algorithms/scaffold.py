@@ -9,7 +9,7 @@ uniformly, like c. Otherwise the two would aim at different minima.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -43,6 +43,8 @@ class Scaffold(Algorithm):
         Option("c_k from the full gradient at the received model, an extra pass (I), or from the steps taken (II)"),
     ] = "II"
 
+    constant_pull: ClassVar[str] = "correction"
+
     @property
     def follows_from_model(self) -> frozenset[str]:
         """With option II, c_k⁺ − c_k = (Θ − θ_k)/(η K_k) − c."""
@@ -61,17 +63,15 @@ class Scaffold(Algorithm):
         return {"control": zeros_like(model.params)}
 
     def begin(self, task: Task) -> State:
-        """Compute c − c_k and, with option I, the new c_k, which is known before training."""
+        """Compute c − c_k, which is added to every gradient (Karimireddy et al. 2020, eq. 3).
+
+        With option I, the new c_k is known before training.
+        """
         carry = {"correction": tree_map(torch.sub, task.received["control"], task.state["control"])}
         if self.controls == "II":
             return carry
         costs = self.objective.begin(task, task.state["objective"])
         return {**carry, "control": full_gradient(task, self.objective, received_model(task), costs)}
-
-    def pull(self, task: Task, carry: State, params: Tree) -> Tree:
-        """Return c − c_k (Karimireddy et al. 2020, eq. 3)."""
-        del task, params
-        return carry["correction"]
 
     def start_of_update(self, task: Task, steps: Tensor) -> Tree:
         """Return Θ − η A_K c, because the server knows c."""

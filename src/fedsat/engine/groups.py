@@ -67,8 +67,8 @@ def group_lanes(runs: Sequence[RunPlan], network: StackedNetwork, lanes: Lanes) 
 def alike(engines: Sequence[BaseEngine]) -> bool:
     """Whether one call of a step's functions serves the clients of all runs.
 
-    It does if these functions are FedAvg's, with the same objective, optimizer and learning rate. They then read
-    nothing that differs between the runs.
+    It does if these functions are FedAvg's, perhaps with a `constant_pull`, and objective, optimizer and learning rate
+    are the same. They then read nothing but the carry that differs between the runs.
     """
     first, *others = engines
     if not others:
@@ -80,6 +80,7 @@ def alike(engines: Sequence[BaseEngine]) -> bool:
     }
     return len(steps) == 1 and all(
         engine.algorithm.objective == first.algorithm.objective
+        and engine.algorithm.constant_pull == first.algorithm.constant_pull
         and not engine.algorithm.objective.uses_received
         and all(getattr(type(engine.algorithm), hook) is getattr(Algorithm, hook) for hook in hooks)
         for engine in engines
