@@ -1,14 +1,16 @@
-"""Several seeds of a run: together in one stack, one after another, and in processes of their own.
+"""Several runs of a model: together in one stack, one after another, and in processes of their own.
 
     fedsat data get mnist
     python benchmarks/many.py mlp lenet5 --method fedavg                           (on a GPU if there is one)
     python benchmarks/many.py mlp --set hidden=[16] --set per_round=5 --seeds 3
+    python benchmarks/many.py mlp --method fedsat --grid gamma=0,0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8,0.9
 
-It prints ratios to the time of one run. On a CPU it counts the processor's seconds, which other programs disturb less,
-and on a GPU elapsed seconds. The contenders take turns, round by round, and medians are compared; the first round does
-not count. Each round includes the evaluation of the clients' models by workers, but not the test of the global model.
-"Together" always uses one stack, also where `fedsat compare` would not: the last column says what it would do. With
-`--jobs N`, it also times `fedsat compare` with and without `--jobs`: elapsed seconds of whole commands.
+The runs differ in their seeds, or in a setting. It prints ratios to the time of one run. On a CPU it counts the
+processor's seconds, which other programs disturb less, and on a GPU elapsed seconds. The contenders take turns, round
+by round, and medians are compared; the first round does not count. Each round includes the evaluation of the clients'
+models by workers, but not the test of the global model. "Together" always uses one stack, also where `fedsat compare`
+would not: the last column says what it would do. With `--jobs N`, it also times `fedsat compare` with and without
+`--jobs`: elapsed seconds of whole commands.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ import fedsat
 from fedsat.cli.options import read_settings
 from fedsat.engine import StackedEngine
 from fedsat.experiment import Run
+from fedsat.experiment.settings import parse_value
 from fedsat.experiment.together import SharedTraining
 
 SETTINGS: dict[str, Any] = {"dataset": "mnist", "partition": "lsmc", "classes_per_client": 2, "evaluate_every": 10**6}
@@ -41,14 +44,17 @@ def main() -> None:
     parser.add_argument("models", nargs="*", default=["mlp", "lenet5"])
     parser.add_argument("--method", default="fedavg")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--grid", metavar="KEY=A,B", help="a setting in which the runs differ, instead of the seed")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="any other setting")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--jobs", type=int, help="also time whole commands, with this number of processes")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    columns = ("", "one run, s", f"{given.seeds} in turn", "together", "spread", "largest difference", "compare uses")
-    table = Table(*columns, title=f"{given.method}, {given.seeds} seeds, ratios to one run")
+    count = len(variants(given))
+    columns = ("", "one run, s", f"{count} in turn", "together", "spread", "largest difference", "compare uses")
+    what = given.grid or f"{count} seeds"
+    table = Table(*columns, title=f"{given.method}, {what}, ratios to one run")
     for model in given.models:
         table.add_row(model, *timed(model, given))
     Console().print(table)
@@ -61,7 +67,7 @@ def timed(model: str, given: argparse.Namespace) -> Sequence[str]:
     """Return the cells of a model's row."""
     settings = {**SETTINGS, "model": model, "algorithm": given.method, "rounds": given.rounds}
     settings |= dict(read_settings(given.set))
-    apart, together = ([opened(settings, seed) for seed in range(given.seeds)] for _ in range(2))
+    apart, together = ([opened({**settings, **own}) for own in variants(given)] for _ in range(2))
     shared, ones, ratios = SharedTraining(), list[float](), list[float]()
     for _ in range(given.rounds):
         alone = [seconds(run.run_round, run) for run in apart]
@@ -77,13 +83,21 @@ def timed(model: str, given: argparse.Namespace) -> Sequence[str]:
     engine, low, high = apart[0].setup.engine, min(ratios[1:]), max(ratios[1:])
     most = engine.runs_at_once(apart[0].setup.config.per_round) if isinstance(engine, StackedEngine) else 1
     share = f"stacks of up to {most}" if most > 1 else "no stack"
-    cells = f"{median(ones[1:]):.3f}", f"{given.seeds}.00", f"{median(ratios[1:]):.2f}", f"{low:.2f}–{high:.2f}"
+    cells = f"{median(ones[1:]):.3f}", f"{len(apart)}.00", f"{median(ratios[1:]):.2f}", f"{low:.2f}–{high:.2f}"
     return *cells, f"{far:.0e}", share
 
 
-def opened(settings: dict[str, Any], seed: int) -> Run:
+def variants(given: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return the settings in which the runs differ."""
+    if not given.grid:
+        return [{"seed": seed} for seed in range(given.seeds)]
+    key, _, values = given.grid.partition("=")
+    return [{key: parse_value(value)} for value in values.split(",")]
+
+
+def opened(settings: dict[str, Any]) -> Run:
     """Return a run without files."""
-    return fedsat.prepare(fedsat.configure(**settings, seed=seed))
+    return fedsat.prepare(fedsat.configure(**settings))
 
 
 def seconds(action: Callable[[], object], run: Run) -> float:
