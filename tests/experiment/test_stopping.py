@@ -149,7 +149,7 @@ def test_a_user_defined_optimizer_is_used() -> None:
         ({"optimizer": OWN_OPTIMIZER, "algorithm": "fedlada"}, r"fedlada does not take optimizer \(here .*:Slower\)"),
         ({"steps": 1, "stragglers": 0.5}, "stragglers do fewer steps than the others, but steps is 1"),
         ({"batch_size": "most"}, "batch_size is 'most'; it must be a whole number or 'all'"),
-        ({"label_smoothing": 0.1, "algorithm": "fedlc"}, "unknown setting 'label_smoothing'"),
+        ({"label_smoothing": 0.1, "algorithm": "fedlc"}, "'label_smoothing'; it is an option of cross-entropy, psl"),
     ],
 )
 def test_what_is_refused(settings: dict[str, Any], message: str) -> None:

@@ -89,12 +89,21 @@ def _find(table: Mapping[str, Any], key: str) -> tuple[str, ...]:
         raise UsageError(f"{option} has no effect, because {part} is {table[part]['name']}; set {part} to {others}")
     if not matches and part in PARTS:
         raise unknown(f"option of the {part} {table[part]['name']}:", option, _options_of_part(full, part))
+    if not matches and (owners := _owners(key)):
+        raise UsageError(f"unknown setting {key!r}; it is an option of {', '.join(owners)}, not of this run")
     if not matches:
         shorts = {name.rpartition(".")[2] for name in full}
         raise unknown("setting", key, full if "." in key else shorts)
     if len(matches) > 1:
         raise UsageError(f"{key!r} could mean {' or '.join(matches)}; write it in full")
     return full[matches[0]]
+
+
+def _owners(option: str) -> list[str]:
+    """Return the built-in parts that have an option of this name."""
+    registries = (*PARTS.values(), *KINDS.values())
+    own = ((registry, name) for registry in registries for name in registry if registry.is_own(name))
+    return [name for registry, name in own if option in registry.options(name) and option not in FROM_DATA]
 
 
 def _options_of_part(names: Iterable[str], part: str) -> list[str]:
