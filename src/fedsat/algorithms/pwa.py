@@ -82,9 +82,9 @@ class PrioritizedClassWeights(Weighting):
 
     def weigh(self, updates: Updates, counts: ClassCounts | None) -> ClientWeights:
         """Return ϑ over A_t, and 0 for excluded clients."""
-        del updates
         if counts is None:
             raise ValueError("prioritized-class weights need the workers' counts")
+        counts = counts.to("cpu")  # a few numbers, for which a GPU would need hundreds of kernels
         if self.statistics == "median":
             counts = believable(counts)
             predicted, correct, labels = median_rates(counts)
@@ -98,8 +98,9 @@ class PrioritizedClassWeights(Weighting):
             raw = raw * self.quality(totals, correct, labels)
         weights = torch.zeros_like(raw)
         weights[accepted] = evened(raw[accepted], self.min_effective)
-        rows = self.row_weights(weights, ratio(correct, labels)) if self.class_rows else None
-        return ClientWeights(weights, class_scores=scores.sum(0), client_scores=totals, rows=rows)
+        device = updates.steps.device
+        rows = self.row_weights(weights, ratio(correct, labels)).to(device) if self.class_rows else None
+        return ClientWeights(weights.to(device), class_scores=scores.sum(0), client_scores=totals, rows=rows)
 
     def scores(self, predicted: Tensor, correct: Tensor, labels: Tensor) -> Tensor:
         """Return E_{k,i} = α FNR_i/max FNR + β FPR_i/max FPR, [K, m] (eq. 18)."""
@@ -163,7 +164,7 @@ def evened(raw: Tensor, min_effective: float) -> Tensor:
     highest = raw.max()
     if highest <= 0:
         return torch.full_like(raw, 1 / len(raw))
-    logs = (raw / highest).clamp(min=1e-12).log().cpu()  # a GPU would be asked for a number in every step
+    logs = (raw / highest).clamp(min=1e-12).log()
     floor = min_effective * len(raw) * (1 - 1e-12)
 
     def tempered(tau: float) -> Tensor:
@@ -173,9 +174,9 @@ def evened(raw: Tensor, min_effective: float) -> Tensor:
         return bool(1 / tempered(tau).square().sum() >= floor)
 
     if enough(1.0):
-        return tempered(1.0).to(raw)
+        return tempered(1.0)
     low, high = 0.0, 1.0
     for _ in range(50):
         middle = (low + high) / 2
         low, high = (middle, high) if enough(middle) else (low, middle)
-    return tempered(low).to(raw)
+    return tempered(low)

@@ -39,6 +39,11 @@ class ClassCounts:
         )
         return ClassCounts(predicted, correct, labels, self.workers)
 
+    def to(self, device: torch.device | str) -> ClassCounts:
+        """Return the counts on a device."""
+        workers = None if self.workers is None else self.workers.to(device)
+        return ClassCounts(self.predicted.to(device), self.correct.to(device), self.labels.to(device), workers)
+
     def take(self, order: list[int]) -> ClassCounts:
         """Return the reports on the models at the given positions, in that order."""
         workers = None if self.workers is None else self.workers[order]
