@@ -37,10 +37,9 @@ from fedsat.algorithms.objective import Objective, objectives
 from fedsat.algorithms.pace import departure, length, lengthening
 from fedsat.algorithms.psl import PredictionSensitiveLoss
 from fedsat.algorithms.pwa import PrioritizedClassWeights
-from fedsat.algorithms.rows import scale_rows
 from fedsat.algorithms.weighting import Weighting, weightings
 from fedsat.options import Option
-from fedsat.tree import State, Tree, norms, per_client, tree_map, zeros_like
+from fedsat.tree import State, Tree, norms, tree_map, zeros_like
 
 SLACK = 1 + 1e-6
 """Tolerance so that the mean of equal updates is not too long because of rounding."""
@@ -167,10 +166,8 @@ class FedSat(Algorithm):
         if self.scale == "paper":  # eq. 6: v = (η/E)(Θ_{t+1} − Θ_t)
             factor = -updates.lr / updates.epochs
         else:  # v = (Θ_t − Θ_{t+1}) / (η_g η K̄)
-            factor = 1 / (self.server_lr * longer * updates.lr * float(mean_steps(updates, weights)))
+            factor = 1 / (self.server_lr * longer * updates.lr * mean_steps(updates, weights))
         direction = tree_map(lambda old, new: factor * (old - new), server.model.params, model.params)
-        if updates.rows is not None and self.scale == "gradient":
-            direction = scale_rows(direction, mean_steps(updates, weights) / mean_steps(updates, updates.rows))
         if self.inertia:  # average over rounds, because a single round's sample of clients is noisy
             direction = tree_map(lambda now, former: now.lerp(former, self.inertia), direction, memory["direction"])
         signal = self.signal(server, direction, updates, weights)
@@ -185,17 +182,16 @@ class FedSat(Algorithm):
         """
         if not updates.noise or self.scale == "paper":
             return server.memory["signal"]
-        new = (1 - self.inertia) * updates.noise / (updates.lr * float(mean_steps(updates, weights)))
+        new = (1 - self.inertia) * updates.noise / (updates.lr * mean_steps(updates, weights))
         inherited = (1 - self.inertia) * self.strength(server.memory) + self.inertia
         variance = inherited**2 * server.memory["signal"]["variance"] + new**2
         size = sum(tensor.numel() for tensor in direction.values())
         return {"share": (1 - size * variance / length(direction) ** 2).clamp(min=0), "variance": variance}
 
 
-def mean_steps(updates: Updates, weights: Tensor) -> Tensor:
-    """Return K̄, the weighted mean of the clients' (effective) steps; for weights [K, m], that of each row, [m]."""
-    steps = updates.optimizer.effective_steps(updates.steps)
-    return (weights * per_client(steps, weights)).sum(0)
+def mean_steps(updates: Updates, weights: Tensor) -> float:
+    """Return K̄, the weighted mean of the clients' (effective) steps."""
+    return float((weights * updates.optimizer.effective_steps(updates.steps)).sum())
 
 
 def limit(model: Model, updates: Updates, weights: Tensor) -> Tensor:

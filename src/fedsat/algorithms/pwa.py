@@ -59,10 +59,6 @@ class PrioritizedClassWeights(Weighting):
         ),
     ] = 0.0
 
-    class_rows: Annotated[
-        bool, Option("weigh each class's row of the last layer by the accuracy on this class as well")
-    ] = False
-
     needs_counts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -74,11 +70,6 @@ class PrioritizedClassWeights(Weighting):
     def needs_each_report(self) -> bool:
         """Whether reports are used one by one: for medians, or to compare a client's claims with other reports."""
         return self.statistics == "median" or self.min_recall > 0
-
-    @property
-    def weighs_rows(self) -> bool:
-        """Whether the rows of the last layer have weights of their own."""
-        return self.class_rows
 
     def weigh(self, updates: Updates, counts: ClassCounts | None) -> ClientWeights:
         """Return ϑ over A_t, and 0 for excluded clients."""
@@ -98,8 +89,7 @@ class PrioritizedClassWeights(Weighting):
             raw = raw * self.quality(totals, correct, labels)
         weights = torch.zeros_like(raw)
         weights[accepted] = evened(raw[accepted], self.min_effective)
-        rows = self.row_weights(weights, ratio(correct, labels)) if self.class_rows else None
-        return ClientWeights(weights, class_scores=scores.sum(0), client_scores=totals, rows=rows)
+        return ClientWeights(weights, class_scores=scores.sum(0), client_scores=totals)
 
     def scores(self, predicted: Tensor, correct: Tensor, labels: Tensor) -> Tensor:
         """Return E_{k,i} = α FNR_i/max FNR + β FPR_i/max FPR, [K, m] (eq. 18)."""
@@ -136,12 +126,6 @@ class PrioritizedClassWeights(Weighting):
         if not bool(struggling.any()):  # no model makes a mistake: all classes have the same weight
             return accuracy.mean(1)
         return accuracy @ (struggling / struggling.sum())
-
-    def row_weights(self, weights: Tensor, accuracy: Tensor) -> Tensor:
-        """Return ϑ_k ACC_{k,i} / Σ_j ϑ_j ACC_{j,i}, [K, m]; ϑ_k for classes that no model recognises."""
-        by_accuracy = weights.unsqueeze(1) * accuracy
-        total = by_accuracy.sum(0)
-        return torch.where(total > 0, ratio(by_accuracy, total.expand_as(by_accuracy)), weights.unsqueeze(1))
 
     def quality(self, totals: Tensor, correct: Tensor, labels: Tensor) -> Tensor:
         """Return ΣACC · ΣTP / ΣE / (ΣT − ΣTP), the factors of eq. 21 besides P_k.

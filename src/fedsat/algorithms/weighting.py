@@ -30,8 +30,6 @@ class ClientWeights:
     """Score of each class, [m], if the weighting computes one; higher is worse."""
     client_scores: Tensor | None = None
     """Score of each client's model, [K]; higher is worse."""
-    rows: Tensor | None = None
-    """Weights for each class's row of the last layer, [K, m], if they differ (see `fedsat.algorithms.rows`)."""
 
     @property
     def effective_clients(self) -> float:
@@ -56,11 +54,6 @@ class Weighting:
     @property
     def needs_each_report(self) -> bool:
         """Whether the weighting needs the individual worker reports rather than their sums."""
-        return False
-
-    @property
-    def weighs_rows(self) -> bool:
-        """Whether the rows of the last layer have weights of their own."""
         return False
 
     def statement(self, class_counts: Tensor) -> Tree:

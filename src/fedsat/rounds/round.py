@@ -193,7 +193,6 @@ def run_round(engine: Engine, training: FederationState, sampling: Sampling, fau
         client_weights = weigh(algorithm, server, updates, None if counts is None else privacy.combined(counts))
         traffic = engine.traffic(server, len(sampled), len(responded), updates, counts)
         released = protection.release(server.model, updates, client_weights.weights, number)
-        released = replace(released, rows=client_weights.rows)
         server = algorithm.aggregate(server, released, client_weights.weights)
         check_server(server, number)
 
