@@ -63,7 +63,7 @@ class Watched(FedSat):
     def update(self, model: Model, updates: Updates, weights: Tensor) -> Tree:
         """Note the length of the aggregate relative to its limit."""
         mean = tree_map(lambda tensor: tensor[None], Algorithm.update(self, model, updates, weights))
-        limit = (weights * reach(norms(client_updates(model, updates)), updates)).sum() / weights.sum()
+        limit = (weights * reach(norms(client_updates(model, updates)), updates, weights)).sum() / weights.sum()
         self.reached.append(float(norms(mean) / limit))
         return super().update(model, updates, weights)
 

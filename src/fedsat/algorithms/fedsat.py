@@ -19,7 +19,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from fedsat.algorithms.aggregator import GuardedMean
+from fedsat.algorithms.aggregator import GuardedMean, usual_length
 from fedsat.algorithms.base import (
     Algorithm,
     LocalResult,
@@ -155,7 +155,7 @@ class FedSat(Algorithm):
         if not self.correction or self.gamma == 0 or self.scale == "paper":
             return super().update(model, updates, weights)
         sent = client_updates(model, updates)
-        usual = reach(norms(sent), updates)
+        usual = reach(norms(sent), updates, weights)
         factors = shortening(norms(sent), LONGEST * usual)
         if bool((factors < 1).any()):
             sent = tree_map(lambda tensor: per_client(factors, tensor) * tensor, sent)
@@ -203,17 +203,16 @@ def mean_steps(updates: Updates, weights: Tensor) -> float:
     return float((weights * updates.optimizer.effective_steps(updates.steps)).sum())
 
 
-def reach(lengths: Tensor, updates: Updates) -> Tensor:
-    """Return the median of ‖θ_k − Θ‖, times max(1, K_k/K̃) because more steps lead farther, [K]; K̃ is the median K.
+def reach(lengths: Tensor, updates: Updates, weights: Tensor) -> Tensor:
+    """Return the usual ‖θ_k − Θ‖, times max(1, K_k/K̃) because more steps lead farther, [K]; K̃ is the median K.
 
-    Clients that did not move do not count. Those without weight do, because a filter may leave more attackers than
-    honest clients. The result is 0 if no client moved.
+    Clients that did not move do not count. The result is 0 if no client moved.
     """
     counted = lengths > 0
     if not bool(counted.any()):
         return lengths
     steps = updates.optimizer.effective_steps(updates.steps).to(lengths)
-    return lengths[counted].quantile(0.5) * (steps / steps[counted].quantile(0.5)).clamp(min=1)
+    return usual_length(lengths, weights) * (steps / steps[counted].quantile(0.5)).clamp(min=1)
 
 
 def shortening(lengths: Tensor, longest: Tensor) -> Tensor:
