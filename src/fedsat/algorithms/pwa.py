@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
@@ -16,6 +17,9 @@ from fedsat.options import Option
 
 if TYPE_CHECKING:
     from fedsat.algorithms.base import Updates
+
+LEAST = 1e-3
+"""The smallest scale of a client that evaluates only its own model, so that scales never add up to zero."""
 
 SLACK = 1 + 1e-9
 """Tolerance so that clients with equal scores pass or fail the threshold together despite rounding."""
@@ -90,6 +94,19 @@ class PrioritizedClassWeights(Weighting):
         weights = torch.zeros_like(raw)
         weights[accepted] = evened(raw[accepted], self.min_effective)
         return ClientWeights(weights, class_scores=scores.sum(0), client_scores=totals)
+
+    def own_scale(self, counts: ClassCounts) -> Tensor | None:
+        """Return a + (1 − a) · mean_i ACC_{k,i}, where a = (1 − x)/(1 + x) and x = √(1 − min_effective).
+
+        Which classes struggle only all clients together know, so all count alike. Of numbers between a and 1,
+        (Σs)²/Σs² is at least 4a/(1 + a)² of their number (Kantorovich), and a is chosen to make this `min_effective`.
+        """
+        if self.needs_each_report or (self.weights, self.priority) != ("priority", "soft"):
+            return None
+        root = math.sqrt(1 - self.min_effective)
+        least = max((1 - root) / (1 + root), LEAST)
+        _, correct, labels = summed(counts)
+        return least + (1 - least) * ratio(correct, labels).mean(1)
 
     def scores(self, predicted: Tensor, correct: Tensor, labels: Tensor) -> Tensor:
         """Return E_{k,i} = α FNR_i/max FNR + β FPR_i/max FPR, [K, m] (eq. 18)."""

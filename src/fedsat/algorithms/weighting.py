@@ -73,6 +73,15 @@ class Weighting:
         del samples, mean
         return None
 
+    def own_scale(self, counts: ClassCounts) -> Tensor | None:
+        """Return what clients multiply their updates by if each evaluates only its own model (w = 1), in (0, 1], [K].
+
+        With secure aggregation, `weigh` is not used: the server sees only the sum of the products and of the scales.
+        The result is None if a client's weight depends on the counts of others.
+        """
+        del counts
+        return None
+
     def weigh(self, updates: Updates, counts: ClassCounts | None) -> ClientWeights:
         """Return the weights of the clients in `updates`; `counts` are the worker reports, if needed."""
         raise NotImplementedError
