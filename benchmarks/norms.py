@@ -21,7 +21,7 @@ from torch import Tensor
 import fedsat
 from fedsat.algorithms import Algorithm, FedSat, Model, Server, Updates
 from fedsat.algorithms.base import client_updates
-from fedsat.algorithms.fedsat import limit
+from fedsat.algorithms.fedsat import reach
 from fedsat.rounds.local import TrainedRound, finite
 from fedsat.rounds.refusal import stretch
 from fedsat.tree import Tree, norms, tree_map
@@ -63,7 +63,8 @@ class Watched(FedSat):
     def update(self, model: Model, updates: Updates, weights: Tensor) -> Tree:
         """Note the length of the aggregate relative to its limit."""
         mean = tree_map(lambda tensor: tensor[None], Algorithm.update(self, model, updates, weights))
-        self.reached.append(float(norms(mean) / limit(model, updates, weights)))
+        limit = (weights * reach(norms(client_updates(model, updates)), updates, weights)).sum() / weights.sum()
+        self.reached.append(float(norms(mean) / limit))
         return super().update(model, updates, weights)
 
 

@@ -35,7 +35,6 @@ CHOICE = [
     "fedsat lengthen=3.0",
     *(f"fedsat objective=psl-distilled distillation={value}" for value in (0.1, 1.0)),
     "fedsat objective=psl-distilled distilled=others temperature=3.0",
-    "fedsat class_rows=true",
     "fedsat inertia=0.5",
     "fedsat norm=group",
     *(

@@ -18,6 +18,7 @@ from fedsat.algorithms.aggregator import (
     TrimmedMean,
     longest_row,
     suspected,
+    usual_length,
 )
 from fedsat.algorithms.weighting import Uniform
 from fedsat.errors import UsageError
@@ -100,6 +101,26 @@ def test_what_all_clients_share_hides_no_part() -> None:
     # The median is 101, and the distances from it are 2, 0, 2, 0 and 7, which is 3.5 times the median distance.
     shared = {"w": 100 + one(-1, 1, -1, 1, 8)["w"]}
     assert GuardedMean().evenness(shared).tolist() == pytest.approx([1, 1, 1, 1, (2 / 3.5) ** 4])
+
+
+def test_the_usual_length_by_hand() -> None:
+    # The median of 1, 2, 10, 11, 12 is 10. Weights 2, 2, 1 of the first three: half of the weight is at or below 2.
+    lengths = weights(1, 2, 10, 11, 12)
+    assert float(usual_length(lengths, FIFTH)) == 10
+    assert float(usual_length(lengths, weights(0.4, 0.4, 0.2, 0, 0))) == 2
+    assert float(usual_length(lengths, weights(0, 0, 0.2, 0.4, 0.4))) == 10  # too much weight on long ones
+    assert float(usual_length(weights(0, 0, 4, 8), weights(0.4, 0.4, 0.1, 0.1))) == 4  # zeros do not count
+    assert float(usual_length(weights(0, 4, 8), weights(1, 0, 0))) == 6
+    assert float(usual_length(weights(0, 0), weights(0.5, 0.5))) == 0
+
+
+@pytest.mark.parametrize("given", [FIFTH, weights(0.4, 0.4, 0.2, 0, 0)])
+def test_a_majority_of_long_updates_needs_most_of_the_weight_too(given: Tensor) -> None:
+    # With equal weights, 10 is usual, and the short ones weigh (0.1/0.2)² = 1/4. If a filter found the long ones, 1 is
+    # usual, and the third weighs (1.5/10)²; those without weight stay without.
+    kept = DampedMean().select(one(1, 1, 10, 10, 10), given)
+    expected = [1 / 14, 1 / 14, 4 / 14, 4 / 14, 4 / 14] if given is FIFTH else [0.4, 0.4, 0.2 * 0.0225, 0, 0]
+    assert kept.tolist() == pytest.approx([share / sum(expected) for share in expected])
 
 
 def test_updates_that_repeat_share_one_weight() -> None:

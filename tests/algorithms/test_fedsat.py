@@ -21,7 +21,7 @@ from fedsat.algorithms import (
     Task,
     algorithms,
 )
-from fedsat.algorithms.fedsat import limit
+from fedsat.algorithms.fedsat import reach
 from fedsat.algorithms.objective import CrossEntropy
 from fedsat.algorithms.weighting import BySamples
 from fedsat.errors import UsageError
@@ -56,9 +56,10 @@ def test_client_keeps_its_mean_raw_gradient() -> None:
 
 
 def test_a_long_update_moves_the_model_no_farther_than_the_median_one() -> None:
-    # Updates −1, 1, 1, 40 of weight 1/4 have the mean 10.25, and the median length is 1. Θ' = 1 + 1, v = −1/(0.1·2).
+    # Updates 1, 1, 1, 40 of weight 1/4; the median length is 1, so 40 counts as 2, and the mean 1.25 as 1.
+    # Θ' = 1 + 1, v = −1/(0.1·2).
     quarter, server = torch.full((4,), 0.25, dtype=torch.float64), Server(Model(scalar(1.0), {}), memory(0.0))
-    after = FedSat().aggregate(server, make_updates(one(0, 2, 2, 41), [2] * 4, 0.1), quarter)
+    after = FedSat().aggregate(server, make_updates(one(2, 2, 2, 41), [2] * 4, 0.1), quarter)
     assert float(after.model.params["w"]) == pytest.approx(2.0)
     assert float(after.memory["direction"]["w"]) == pytest.approx(-5.0)
     # Without the correction, and as printed, nothing feeds back.
@@ -67,15 +68,25 @@ def test_a_long_update_moves_the_model_no_farther_than_the_median_one() -> None:
         assert float(after.model.params["w"]) == pytest.approx(11.25)
 
 
+def test_an_update_counts_as_at_most_two_median_ones() -> None:
+    # Updates −1, −1, 1, 1, 40 count as −1, −1, 1, 1, 2, with the mean 2/5, wherever the long one points.
+    start, weights = Model(scalar(1.0), {}), torch.full((5,), 0.2, dtype=torch.float64)
+    for end, mean in ((41, 0.4), (-39, -0.4)):
+        found = FedSat().update(start, make_updates(one(0, 0, 2, 2, end), [2] * 5, 0.1), weights)
+        assert float(found["w"]) == pytest.approx(mean)
+
+
 def test_more_steps_may_lead_farther() -> None:
-    # Steps 2, 2, 2, 20 (median 2): limit 1·(3/4 + 10/4) = 3.25, and the mean is (3 + 8)/4 = 2.75.
-    # Clients that did not move do not count; those without weight do: the median of 8 and 1 is 4.5.
+    # Steps 2, 2, 2, 20 (median 2): 8 is less than 2·10, and the mean (3 + 8)/4 = 2.75 less than (3 + 10)/4 = 3.25.
     updates = make_updates(one(1, 1, 1, 8), [2, 2, 2, 20], 0.1)
     quarter = torch.full((4,), 0.25, dtype=torch.float64)
-    assert float(limit(Model(scalar(0), {}), updates, quarter)) == pytest.approx(3.25)
-    updates = make_updates(one(0, 8, 1, 0), [2] * 4, 0.1)
-    assert float(limit(Model(scalar(0), {}), updates, torch.tensor([0.5, 0.5, 0, 0]).double())) == pytest.approx(4.5)
-    assert float(limit(Model(scalar(0), {}), make_updates(one(0, 0), [1, 1], 0.1), quarter[:2] * 2)) == 0
+    assert reach(torch.tensor([1.0, 1, 1, 8]), updates, quarter).tolist() == pytest.approx([1, 1, 1, 10])
+    assert float(FedSat().update(Model(scalar(0), {}), updates, quarter)["w"]) == pytest.approx(2.75)
+    # Clients that did not move do not count.
+    alike = make_updates(one(0, 8, 3, 0), [2] * 4, 0.1)
+    assert reach(torch.tensor([0.0, 8, 3, 0]), alike, quarter).tolist() == pytest.approx([3, 3, 3, 3])
+    still = make_updates(one(0, 0), [1, 1], 0.1)
+    assert float(FedSat().update(Model(scalar(0), {}), still, quarter[:2] * 2)["w"]) == 0
 
 
 def test_server_direction_uses_the_weighted_steps() -> None:

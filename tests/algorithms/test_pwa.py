@@ -189,19 +189,6 @@ def test_weights_are_a_distribution_whatever_the_counts(data: st.DataObject, cli
     assert 1 / float(weights.square().sum()) >= options["min_effective"] * accepted * (1 - 1e-6)
 
 
-def test_rows_are_weighed_by_the_accuracy_on_their_class() -> None:
-    # A finds 0.8 of class 0 and 0.5 of class 1, B 1.0 and 0.2. Class 2 has no samples, so nobody is better at it.
-    found = counts([[*row, 0] for row in PREDICTED], [[*row, 0] for row in CORRECT], [[*row, 0] for row in LABELS])
-    result = PrioritizedClassWeights(class_rows=True).weigh(updates(2), found)
-    a, b = result.weights.tolist()
-    assert result.rows is not None
-    expected = [
-        [0.8 * a / (0.8 * a + b), 0.5 * a / (0.5 * a + 0.2 * b), a],
-        [b / (0.8 * a + b), 0.2 * b / (0.5 * a + 0.2 * b), b],
-    ]
-    torch.testing.assert_close(result.rows, torch.tensor(expected).double())
-
-
 def test_bad_values_are_refused() -> None:
     with pytest.raises(UsageError, match="sigma"):
         PrioritizedClassWeights(sigma=0)

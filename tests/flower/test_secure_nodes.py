@@ -14,6 +14,7 @@ import fedsat
 from fedsat.experiment import Run
 from tests.flower.test_equality import assert_same, federate, nodes, settings
 from tests.support.faulty_nodes import LENIENT, Fault, FaultyNodes
+from tests.support.federations import furthest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedsat[flower]'")
 
@@ -58,6 +59,25 @@ def test_it_equals_the_simulation(method: Any, beta: float, clouds: Path) -> Non
     plain = fedsat.run(**{**table, "secure_aggregation": False})
     for name, tensor in plain.model.params.items():
         torch.testing.assert_close(together.model.params[name], tensor, rtol=1e-5, atol=1e-6)
+
+
+def test_clients_that_evaluate_only_themselves_scale_their_updates(clouds: Path) -> None:
+    """As in the simulation; no counts leave the nodes, and nobody evaluates anything as a worker."""
+    table = table_of(clouds, algorithm="fedsat", workers=1, partition={"name": "quantity", "beta": 10.0})
+    grid, replies = FaultyNodes(*nodes(clouds)), list[Trained]()
+
+    def watch(request: Request, reply: RecordDict) -> RecordDict:
+        if request.kind == Train.kind:
+            replies.append(Trained.unpack(reply))
+        return reply
+
+    grid.faults = dict.fromkeys(grid.contexts, watch)
+    together, alone = federate(grid, fedsat.configure(**table)), fedsat.run(**table)
+    assert_same(together, alone)
+    assert not any(reply.counts for reply in replies)
+    assert "evaluate.worker" not in {kind for _, kind in grid.requests}
+    uniform = fedsat.run(**{**table, "algorithm": {"name": "fedsat", "weighting": "uniform"}})
+    assert furthest(alone.model.params, uniform.model.params) > 1e-4
 
 
 def test_updates_leave_nodes_only_under_masks(clouds: Path) -> None:

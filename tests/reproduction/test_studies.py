@@ -22,7 +22,7 @@ from tests.support.made_runs import make_run
 SIZES = {
     "table-ls": (120, 120), "table-lsmc": (180, 180), "table-lqsmc": (120, 120), "table-workers": (9, 9),
     "table-ablation": (12, 12), "figure-convergence": (90, 0), "figure-clients": (30, 60), "figure-classes": (10, 100),
-    "figure-scalability": (40, 0), "defaults": (125, 0), "choice": (102, 0),
+    "figure-scalability": (40, 0), "defaults": (125, 0), "choice": (97, 0),
 }  # fmt: skip
 
 

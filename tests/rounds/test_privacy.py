@@ -270,10 +270,6 @@ def test_real_nodes_add_their_noise_themselves() -> None:
         ({"algorithm": {"name": "scaffold", "controls": "I"}, "privacy": "local"}, "also upload control_change"),
         ({"algorithm": "feddisco", "privacy": "local"}, "exact class counts"),
         ({"algorithm": "fedsat:robust", "privacy": "local"}, "mostly noise"),
-        (
-            {"algorithm": {"name": "fedsat", "weighting": {"name": "pwa", "class_rows": True}}, "privacy": "local"},
-            "noise of their own",
-        ),
         ({"algorithm": "fedsat", "privacy": "central"}, "its weights depend on the clients' data"),
         ({"algorithm": {"name": "fedavg", "aggregator": "median"}, "privacy": "central"}, "not the mean"),
         ({"algorithm": "scaffold", "privacy": "central"}, "more of the updates than their mean"),

@@ -12,12 +12,24 @@ import torch
 import fedsat
 from fedsat.algorithms import Algorithm, Model, Updates, algorithms
 from fedsat.algorithms.fedsat import FedSat
-from fedsat.errors import TrainingError, UsageError
+from fedsat.algorithms.pwa import PrioritizedClassWeights
+from fedsat.errors import SkippedRoundError, TrainingError, UsageError
 from fedsat.experiment.config import Config
+from fedsat.metrics import ClassCounts
 from fedsat.rounds import FederationState, Protection, run_round
 from fedsat.rounds.attacks import Attack
 from fedsat.rounds.round import NO_FAULTS, Faults, start
-from fedsat.rounds.secure import enough, keys_down, keys_up, model_of, secure_mean, vector, why_not
+from fedsat.rounds.secure import (
+    enough,
+    keys_down,
+    keys_up,
+    model_of,
+    secure_mean,
+    vector,
+    why_not,
+    with_scale,
+    without_scales,
+)
 from fedsat.secure.fixed import decode
 from fedsat.seeding import Indices
 from fedsat.tree import per_client
@@ -28,7 +40,8 @@ PLAIN = ("fedavg", "fedprox", "fedavgm", "feddyn", "fedlc", "fedsam", "fedntd", 
 
 def trained(method: str, *, secure: bool, faults: Faults = NO_FAULTS, rounds: int = 3, **options: Any) -> Any:
     local = {"secure_aggregation": secure}
-    engine = make_engine(algorithms.build(method), clients=8, local=local, partition="quantity", **options)
+    options = {"partition": "quantity", **options}
+    engine = make_engine(algorithms.build(method), clients=8, local=local, **options)
     training: FederationState = start(engine)
     return training, [run_round(engine, training, SAMPLING, faults) for _ in range(rounds)]
 
@@ -59,8 +72,9 @@ def start_of(method: str) -> Any:
 
 
 def test_the_stacked_engine_and_parts_of_fedsat() -> None:
-    method = {"name": "fedsat", "weighting": "samples"}
-    (plain, _), (secure, _) = (trained(method, secure=how, engine=stacked) for how in (False, True))  # type: ignore[arg-type]
+    method: Any = {"name": "fedsat", "weighting": "samples"}
+    alike = {"name": "quantity", "beta": 10.0}  # so that no update is longer than FedSat's limits, which need each one
+    (plain, _), (secure, _) = (trained(method, secure=how, engine=stacked, partition=alike) for how in (False, True))
     assert furthest(plain.server.model.params, secure.server.model.params) < 1e-7
 
 
@@ -158,13 +172,20 @@ def test_bytes_include_keys_and_wide_numbers() -> None:
     (_, plain), (_, secure) = (trained("fedavg", secure=how, rounds=1) for how in (False, True))
     assert secure[0].traffic.up - plain[0].traffic.up == 4 * 1016
     assert secure[0].traffic.down - plain[0].traffic.down == 4 * 1264
+    with_own = make_engine(algorithms.build("fedsat"), clients=8, local={"secure_aggregation": True})
+    without = make_engine(algorithms.build({"name": "fedsat", "weighting": "samples"}), clients=8,
+                          local={"secure_aggregation": True})  # fmt: skip
+    alone = replace(SAMPLING, workers=1)
+    bytes_of = [run_round(engine, start(engine), alone).traffic for engine in (with_own, without)]
+    assert bytes_of[0].up - bytes_of[1].up == 4 * 8  # the scales
+    assert (bytes_of[0].down, bytes_of[0].workers) == (bytes_of[1].down, 0)
     assert keys_up(10_000) == keys_up(101)  # masks are shared with 100 others
 
 
 @pytest.mark.parametrize(
     ("method", "why"),
     [
-        ("fedsat", "its weights depend on workers' evaluations"),
+        ("fedsat", "its weights depend on workers' evaluations of single .* use --workers 1"),
         ("fedsat:robust", "its weights depend on workers' evaluations"),
         ({"name": "fedavg", "weighting": "disco"}, "a client cannot compute its weight alone"),
         ({"name": "fedavg", "aggregator": "median"}, "its aggregator compares single updates"),
@@ -178,13 +199,86 @@ def test_what_needs_more_than_a_sum_is_refused(method: Any, why: str) -> None:
         fedsat.configure(algorithm=method, secure_aggregation=True)
 
 
+def test_clients_that_evaluate_only_themselves_scale_their_updates() -> None:
+    """Three rounds against the weighted mean by hand; the server knows nothing of the weights."""
+    root = 0.1**0.5  # min_effective is 0.9
+    least = (1 - root) / (1 + root)
+    method = {"name": "fedsat", "gamma": 0.0}  # without the limit on the aggregate, which needs single updates
+    local = {"secure_aggregation": True}
+    engine = make_engine(algorithms.build(method), clients=8, local=local, partition="quantity")
+    training, alone = start(engine), replace(SAMPLING, workers=1)
+    for number in range(1, 4):
+        before, states = training.server, dict(training.states)
+        result = run_round(engine, training, alone)
+        updates = engine.train(before, result.clients, states, number).updates
+        own = engine.evaluate_workers(updates, result.clients[:, None])
+        accuracy = (own.correct[:, 0].double() / own.labels[:, 0].clamp(min=1)).mean(1)
+        assert len(set(accuracy.tolist())) > 1
+        scales = least + (1 - least) * accuracy
+        for name, tensor in updates.model.params.items():
+            mean = torch.tensordot(scales / scales.sum(), tensor, dims=1)
+            torch.testing.assert_close(training.server.model.params[name], mean, rtol=0, atol=1e-8)
+        assert result.client_weights.weights.tolist() == [0.25] * 4
+        assert result.client_weights.client_scores is None
+
+
+def test_scales_by_hand() -> None:
+    """Accuracies (1, 0, 1/2) and (0, 0, 1); the mean 1/2 and 1/3. With e = 0.75: x = 1/2, a = 1/3."""
+    counts = ClassCounts(
+        predicted=torch.tensor([[[2, 0, 4]], [[0, 0, 5]]]),
+        correct=torch.tensor([[[2, 0, 2]], [[0, 0, 5]]]),
+        labels=torch.tensor([[[2, 0, 4]], [[0, 0, 5]]]),
+    )
+    scales = PrioritizedClassWeights(min_effective=0.75).own_scale(counts)
+    assert scales is not None
+    assert scales.tolist() == pytest.approx([1 / 3 + 2 / 3 / 2, 1 / 3 + 2 / 3 / 3])
+    assert PrioritizedClassWeights(min_effective=1).own_scale(counts).tolist() == [1, 1]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("effective", [0.5, 0.9])
+def test_the_effective_clients_of_any_scales(effective: float) -> None:
+    """The worst case has a share a/(1 + a) of ones, by Kantorovich; there, the bound is reached."""
+    counts = torch.zeros(1, 1, 2, dtype=torch.int64)
+    least = PrioritizedClassWeights(min_effective=effective).own_scale(ClassCounts(counts, counts, counts))
+    assert least is not None
+    found = []
+    for ones in range(1001):
+        total, squares = ones + (1000 - ones) * least, ones + (1000 - ones) * least**2
+        found.append(float(total**2 / squares / 1000))
+    assert min(found) == pytest.approx(effective, abs=1e-5)
+    assert min(found) >= effective - 1e-12
+
+
+def test_sums_of_scales_that_cannot_be_are_refused() -> None:
+    words = np.array([7, 9], dtype=np.uint64)
+    total, scales = without_scales(with_scale(words, 0.75) + with_scale(words, 0.5), 2)
+    assert (total.tolist(), scales) == ([14, 18], 1.25)
+    for one, other in ((1.0, 1.5), (1.0, -1.0)):
+        with pytest.raises(SkippedRoundError, match="the scales of 2 clients add up to"):
+            without_scales(with_scale(words, one) + with_scale(words, other), 2)
+
+
 def test_further_uploads_are_refused() -> None:
     class Uploading(Algorithm):
         def end(self, task: Any, carry: Any, result: Any) -> Any:
             return {}, {"extra": result.params}
 
-    assert why_not(Uploading()) == "clients also upload extra"
-    assert why_not(Algorithm()) is None
+    assert why_not(Uploading(), 15) == "clients also upload extra"
+    assert why_not(Algorithm(), 15) is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"algorithm": "fedsat:paper"}, "a client cannot compute its weight alone"),
+        ({"algorithm": "fedsat:robust"}, "a client cannot compute its weight alone"),
+        ({"algorithm": "fedsat", "privacy": "local"}, "scale their updates by exact counts"),
+    ],
+)
+def test_what_a_client_alone_cannot_do_is_refused(settings: dict[str, Any], why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        fedsat.configure(**settings, workers=1, secure_aggregation=True)
+    assert fedsat.configure(algorithm="fedsat", workers=1, secure_aggregation=True).workers == 1
 
 
 def test_settings_without_effect_are_refused() -> None:

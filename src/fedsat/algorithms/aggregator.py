@@ -105,14 +105,12 @@ class DampedMean(Aggregator):
     def select(self, client_updates: Tree, weights: Tensor) -> Tensor:
         """Return w_k · min(1, (longest/r_k)², (r_k/shortest)²), normalised.
 
-        r_k is ‖θ_k − Θ‖ divided by the median over the clients with a non-zero update. Those without weight count as
-        well: a filter may leave more attackers than honest clients, but attackers are the minority of all.
+        r_k is ‖θ_k − Θ‖ divided by the usual length (`usual_length`).
         """
         lengths = norms(client_updates)
-        moved = lengths > 0
-        if not bool(moved.any()):
+        if not bool((lengths > 0).any()):
             return weights
-        relative = lengths / lengths[moved].quantile(0.5)
+        relative = lengths / usual_length(lengths, weights)
         factor = torch.where(relative > self.longest, (self.longest / relative.clamp(min=1e-300)).square(), 1.0)
         if self.shortest:
             factor = torch.where(relative < self.shortest, (relative / self.shortest).square(), factor)
@@ -207,6 +205,19 @@ class MultiKrum(Robust):
         kept = torch.zeros_like(weights)
         kept[chosen] = weights[chosen]
         return kept / kept.sum()
+
+
+def usual_length(lengths: Tensor, weights: Tensor) -> Tensor:
+    """Return the median of the lengths that are not zero, or their weighted median if it is smaller; 0 if all are zero.
+
+    Attackers can make the usual length too large only if they are most clients of the round, and also have most of the
+    weight, which a filter may have taken from them. Too small a length slows down a round, and does no harm.
+    """
+    moved = lengths > 0
+    if not bool(moved.any()):
+        return torch.zeros_like(lengths.sum())
+    middle, counted = lengths[moved].quantile(0.5), weights.to(lengths) * moved
+    return torch.minimum(middle, weighted_median(lengths, counted, dim=0)) if bool((counted > 0).any()) else middle
 
 
 def normalised(damped: Tensor, weights: Tensor) -> Tensor:

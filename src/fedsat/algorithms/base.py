@@ -36,7 +36,6 @@ from torch import Tensor
 from fedsat.algorithms.aggregator import Aggregator, aggregators
 from fedsat.algorithms.objective import CrossEntropy, Objective, objective_losses, objectives
 from fedsat.algorithms.optimizer import SGD
-from fedsat.algorithms.rows import average_rows
 from fedsat.algorithms.weighting import BySamples, Weighting, weightings
 from fedsat.errors import UsageError
 from fedsat.options import Option, check, options_of
@@ -150,8 +149,6 @@ class Updates:
     """The clients' local optimizer."""
     noise: float = 0.0
     """Standard deviation, in every coordinate of the weighted mean, of the noise that protects privacy."""
-    rows: Tensor | None = None
-    """The clients' weights for each class's row of the last layer, [K, m], if they differ from the others."""
 
     def take(self, order: list[int]) -> Updates:
         """Return the clients at the given positions, in that order."""
@@ -187,8 +184,6 @@ class Algorithm:
 
     def __post_init__(self) -> None:
         check(self, "algorithm")
-        if self.weighting.weighs_rows and type(self.aggregator) is not Aggregator:
-            raise UsageError("weighting.class_rows needs the mean; it cannot be used with another aggregator")
 
     @property
     def refuses(self) -> Mapping[str, str]:
@@ -288,12 +283,7 @@ class Algorithm:
 
     def update(self, model: Model, updates: Updates, weights: Tensor) -> Tree:
         """Return Σ_k w_k (θ_k − Θ), or the aggregator's replacement for it."""
-        return self.centre(client_updates(model, updates), updates, weights)
-
-    def centre(self, moved: Tree, updates: Updates, weights: Tensor) -> Tree:
-        """Return Σ_k w_k u_k of the clients' moves u_k, or the aggregator's replacement; see `Updates.rows`."""
-        centre = self.aggregator.centre(moved, weights)
-        return centre if updates.rows is None else average_rows(centre, moved, updates.rows)
+        return self.aggregator.centre(client_updates(model, updates), weights)
 
     def advance(self, model: Model, update: Tree, updates: Updates, weights: Tensor) -> Model:
         """Return Θ + η_g · update. Buffers are aggregated directly; the method's update does not apply to them."""

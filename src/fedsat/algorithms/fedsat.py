@@ -19,7 +19,7 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedsat.algorithms.aggregator import GuardedMean
+from fedsat.algorithms.aggregator import GuardedMean, usual_length
 from fedsat.algorithms.base import (
     Algorithm,
     LocalResult,
@@ -37,10 +37,12 @@ from fedsat.algorithms.objective import Objective, objectives
 from fedsat.algorithms.pace import departure, length, lengthening
 from fedsat.algorithms.psl import PredictionSensitiveLoss
 from fedsat.algorithms.pwa import PrioritizedClassWeights
-from fedsat.algorithms.rows import scale_rows
 from fedsat.algorithms.weighting import Weighting, weightings
 from fedsat.options import Option
 from fedsat.tree import State, Tree, norms, per_client, tree_map, zeros_like
+
+LONGEST = 2.0
+"""The length of an update, in the median client's, above which it is shortened; honest ones are hardly ever longer."""
 
 SLACK = 1 + 1e-6
 """Tolerance so that the mean of equal updates is not too long because of rounding."""
@@ -84,7 +86,7 @@ class FedSat(Algorithm):
     def uses_mean_only(self) -> bool:
         """True: v_t is the difference of two global models.
 
-        Only the limit on the aggregate reads single lengths. It never applies if each update is replaced by the mean.
+        Only the limits in `update` read single lengths. They never apply if each update is replaced by the mean.
         """
         return True
 
@@ -139,18 +141,24 @@ class FedSat(Algorithm):
         return {"direction": own}, {}
 
     def update(self, model: Model, updates: Updates, weights: Tensor) -> Tree:
-        """Return the aggregate, but not longer than the median client's update (see `limit`).
+        """Return the aggregate, with limits on the length of each update and on its own (see `reach`).
 
-        Clients add γ v_t to every step, so an aggregate that is longer than their updates makes the next ones longer
-        still: a single client that scales its update could ruin the run. The mean of honest updates is shorter. With
-        secure aggregation or central privacy, every update is the mean, and the limit does not apply.
+        Clients add γ v_t to every step, so what one client sends returns with every other client, round after round.
+        So no update counts as more than `LONGEST` times as long as the median one, or a client that scales its update
+        could bury a run. An aggregate longer than the updates would make the next ones longer still, so it is at most
+        as long as the median one. The mean of honest updates is shorter. With secure aggregation or central privacy,
+        every update is the mean, and the limits do not apply.
         """
-        update = super().update(model, updates, weights)
         if not self.correction or self.gamma == 0 or self.scale == "paper":
-            return update
-        longest, found = limit(model, updates, weights), length(update)
-        shorter = torch.where((longest > 0) & (found > SLACK * longest), longest / found, 1.0)
-        return tree_map(lambda tensor: shorter.to(tensor) * tensor, update)
+            return super().update(model, updates, weights)
+        sent = client_updates(model, updates)
+        usual = reach(norms(sent), updates, weights)
+        factors = shortening(norms(sent), LONGEST * usual)
+        if bool((factors < 1).any()):
+            sent = tree_map(lambda tensor: per_client(factors, tensor) * tensor, sent)
+        update = self.aggregator.centre(sent, weights)
+        factor = shortening(length(update), (weights * usual).sum() / weights.sum())
+        return tree_map(lambda tensor: factor.to(tensor) * tensor, update)
 
     def aggregate(self, server: Server, updates: Updates, weights: Tensor) -> Server:
         """Update the model by η_g times the (lengthened) aggregate, and compute v_{t+1} from its change."""
@@ -164,10 +172,8 @@ class FedSat(Algorithm):
         if self.scale == "paper":  # eq. 6: v = (η/E)(Θ_{t+1} − Θ_t)
             factor = -updates.lr / updates.epochs
         else:  # v = (Θ_t − Θ_{t+1}) / (η_g η K̄)
-            factor = 1 / (self.server_lr * longer * updates.lr * float(mean_steps(updates, weights)))
+            factor = 1 / (self.server_lr * longer * updates.lr * mean_steps(updates, weights))
         direction = tree_map(lambda old, new: factor * (old - new), server.model.params, model.params)
-        if updates.rows is not None and self.scale == "gradient":
-            direction = scale_rows(direction, mean_steps(updates, weights) / mean_steps(updates, updates.rows))
         if self.inertia:  # average over rounds, because a single round's sample of clients is noisy
             direction = tree_map(lambda now, former: now.lerp(former, self.inertia), direction, memory["direction"])
         signal = self.signal(server, direction, updates, weights)
@@ -182,32 +188,33 @@ class FedSat(Algorithm):
         """
         if not updates.noise or self.scale == "paper":
             return server.memory["signal"]
-        new = (1 - self.inertia) * updates.noise / (updates.lr * float(mean_steps(updates, weights)))
+        new = (1 - self.inertia) * updates.noise / (updates.lr * mean_steps(updates, weights))
         inherited = (1 - self.inertia) * self.strength(server.memory) + self.inertia
         variance = inherited**2 * server.memory["signal"]["variance"] + new**2
         size = sum(tensor.numel() for tensor in direction.values())
         return {"share": (1 - size * variance / length(direction) ** 2).clamp(min=0), "variance": variance}
 
 
-def mean_steps(updates: Updates, weights: Tensor) -> Tensor:
-    """Return K̄, the weighted mean of the clients' (effective) steps; for weights [K, m], that of each row, [m]."""
-    steps = updates.optimizer.effective_steps(updates.steps)
-    return (weights * per_client(steps, weights)).sum(0)
+def mean_steps(updates: Updates, weights: Tensor) -> float:
+    """Return K̄, the weighted mean of the clients' (effective) steps."""
+    return float((weights * updates.optimizer.effective_steps(updates.steps)).sum())
 
 
-def limit(model: Model, updates: Updates, weights: Tensor) -> Tensor:
-    """Return the median of ‖θ_k − Θ‖, times Σ_k w_k max(1, K_k/K̃) because more steps lead farther; K̃ is the median K.
+def reach(lengths: Tensor, updates: Updates, weights: Tensor) -> Tensor:
+    """Return the usual ‖θ_k − Θ‖, times max(1, K_k/K̃) because more steps lead farther, [K]; K̃ is the median K.
 
-    Clients that did not move do not count. Those without weight do, because a filter may leave more attackers than
-    honest clients. The result is 0 if no client moved.
+    Clients that did not move do not count. The result is 0 if no client moved.
     """
-    lengths = norms(client_updates(model, updates))
     counted = lengths > 0
     if not bool(counted.any()):
-        return torch.zeros_like(lengths.sum())
+        return lengths
     steps = updates.optimizer.effective_steps(updates.steps).to(lengths)
-    farther = (steps / steps[counted].quantile(0.5)).clamp(min=1)
-    return lengths[counted].quantile(0.5) * (weights * farther).sum() / weights.sum()
+    return usual_length(lengths, weights) * (steps / steps[counted].quantile(0.5)).clamp(min=1)
+
+
+def shortening(lengths: Tensor, longest: Tensor) -> Tensor:
+    """Return the factors by which lengths do not exceed the longest allowed; 1 where there is no limit, 0."""
+    return torch.where((longest > 0) & (lengths > SLACK * longest), longest / lengths, 1.0)
 
 
 algorithms.preset(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
@@ -16,6 +17,9 @@ from fedsat.options import Option
 
 if TYPE_CHECKING:
     from fedsat.algorithms.base import Updates
+
+LEAST = 1e-3
+"""The smallest scale of a client that evaluates only its own model, so that scales never add up to zero."""
 
 SLACK = 1 + 1e-9
 """Tolerance so that clients with equal scores pass or fail the threshold together despite rounding."""
@@ -59,10 +63,6 @@ class PrioritizedClassWeights(Weighting):
         ),
     ] = 0.0
 
-    class_rows: Annotated[
-        bool, Option("weigh each class's row of the last layer by the accuracy on this class as well")
-    ] = False
-
     needs_counts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -74,11 +74,6 @@ class PrioritizedClassWeights(Weighting):
     def needs_each_report(self) -> bool:
         """Whether reports are used one by one: for medians, or to compare a client's claims with other reports."""
         return self.statistics == "median" or self.min_recall > 0
-
-    @property
-    def weighs_rows(self) -> bool:
-        """Whether the rows of the last layer have weights of their own."""
-        return self.class_rows
 
     def weigh(self, updates: Updates, counts: ClassCounts | None) -> ClientWeights:
         """Return ϑ over A_t, and 0 for excluded clients."""
@@ -98,9 +93,20 @@ class PrioritizedClassWeights(Weighting):
             raw = raw * self.quality(totals, correct, labels)
         weights = torch.zeros_like(raw)
         weights[accepted] = evened(raw[accepted], self.min_effective)
-        device = updates.steps.device
-        rows = self.row_weights(weights, ratio(correct, labels)).to(device) if self.class_rows else None
-        return ClientWeights(weights.to(device), class_scores=scores.sum(0), client_scores=totals, rows=rows)
+        return ClientWeights(weights.to(updates.steps.device), class_scores=scores.sum(0), client_scores=totals)
+
+    def own_scale(self, counts: ClassCounts) -> Tensor | None:
+        """Return a + (1 − a) · mean_i ACC_{k,i}, where a = (1 − x)/(1 + x) and x = √(1 − min_effective).
+
+        Which classes struggle only all clients together know, so all count alike. Of numbers between a and 1,
+        (Σs)²/Σs² is at least 4a/(1 + a)² of their number (Kantorovich), and a is chosen to make this `min_effective`.
+        """
+        if self.needs_each_report or (self.weights, self.priority) != ("priority", "soft"):
+            return None
+        root = math.sqrt(1 - self.min_effective)
+        least = max((1 - root) / (1 + root), LEAST)
+        _, correct, labels = summed(counts)
+        return least + (1 - least) * ratio(correct, labels).mean(1)
 
     def scores(self, predicted: Tensor, correct: Tensor, labels: Tensor) -> Tensor:
         """Return E_{k,i} = α FNR_i/max FNR + β FPR_i/max FPR, [K, m] (eq. 18)."""
@@ -137,12 +143,6 @@ class PrioritizedClassWeights(Weighting):
         if not bool(struggling.any()):  # no model makes a mistake: all classes have the same weight
             return accuracy.mean(1)
         return accuracy @ (struggling / struggling.sum())
-
-    def row_weights(self, weights: Tensor, accuracy: Tensor) -> Tensor:
-        """Return ϑ_k ACC_{k,i} / Σ_j ϑ_j ACC_{j,i}, [K, m]; ϑ_k for classes that no model recognises."""
-        by_accuracy = weights.unsqueeze(1) * accuracy
-        total = by_accuracy.sum(0)
-        return torch.where(total > 0, ratio(by_accuracy, total.expand_as(by_accuracy)), weights.unsqueeze(1))
 
     def quality(self, totals: Tensor, correct: Tensor, labels: Tensor) -> Tensor:
         """Return ΣACC · ΣTP / ΣE / (ΣT − ΣTP), the factors of eq. 21 besides P_k.

@@ -30,8 +30,6 @@ class ClientWeights:
     """Score of each class, [m], if the weighting computes one; higher is worse."""
     client_scores: Tensor | None = None
     """Score of each client's model, [K]; higher is worse."""
-    rows: Tensor | None = None
-    """Weights for each class's row of the last layer, [K, m], if they differ (see `fedsat.algorithms.rows`)."""
 
     @property
     def effective_clients(self) -> float:
@@ -58,11 +56,6 @@ class Weighting:
         """Whether the weighting needs the individual worker reports rather than their sums."""
         return False
 
-    @property
-    def weighs_rows(self) -> bool:
-        """Whether the rows of the last layer have weights of their own."""
-        return False
-
     def statement(self, class_counts: Tensor) -> Tree:
         """Return what each client computes from its class counts [C, m] and uploads for `weigh`, usually nothing.
 
@@ -78,6 +71,15 @@ class Weighting:
         their sum. The result is None if a client cannot compute its scale alone.
         """
         del samples, mean
+        return None
+
+    def own_scale(self, counts: ClassCounts) -> Tensor | None:
+        """Return what clients multiply their updates by if each evaluates only its own model (w = 1), in (0, 1], [K].
+
+        With secure aggregation, `weigh` is not used: the server sees only the sum of the products and of the scales.
+        The result is None if a client's weight depends on the counts of others.
+        """
+        del counts
         return None
 
     def weigh(self, updates: Updates, counts: ClassCounts | None) -> ClientWeights:

@@ -27,6 +27,7 @@ from fedsat.rounds.local import LocalTraining
 from fedsat.rounds.noise import seeded
 from fedsat.rounds.privacy import Protection
 from fedsat.rounds.round import Traffic, count_traffic, with_masks
+from fedsat.rounds.secure import weighs_alone
 from fedsat.seeding import Indices
 from fedsat.tree import State, Tree, expand, tree_map
 
@@ -223,7 +224,9 @@ class BaseEngine:
     ) -> Traffic:
         """Return the bytes that a real federation would send."""
         found = count_traffic(self.algorithm, server, sampled, responded, updates, counts)
-        return with_masks(found, updates, sampled, responded) if self.protection.secure else found
+        if not self.protection.secure:
+            return found
+        return with_masks(found, updates, sampled, responded, scales=weighs_alone(self.algorithm.weighting))
 
     def notes(self) -> dict[str, Any]:
         """Return nothing: the round itself records which clients did not respond."""

@@ -9,7 +9,7 @@ from fedsat.errors import UsageError
 from fedsat.rounds import Attack, attacks, privacies
 from fedsat.rounds.ledger import Budget
 from fedsat.rounds.privacy import refuse_privacy
-from fedsat.rounds.secure import refuse_secure
+from fedsat.rounds.secure import refuse_secure, weighs_alone
 
 if TYPE_CHECKING:
     from fedsat.experiment.config import Config
@@ -76,7 +76,12 @@ def _check_privacy(config: Config) -> None:
 
 def _check_secure(config: Config) -> None:
     """Refuse what needs more than the sum of the updates."""
-    refuse_secure(config.algorithm, config.method, config.per_round)
+    refuse_secure(config.algorithm, config.method, config.per_round, config.workers)
+    if config.privacy.active and weighs_alone(config.algorithm.weighting):
+        raise UsageError(
+            f"privacy is {privacies.name_of(config.privacy)!r}, but with secure aggregation, clients of "
+            f"{config.method} scale their updates by exact counts of their samples; use --without pwa"
+        )
     if config.max_norm not in (0, type(config).max_norm):
         raise UsageError(
             f"max_norm is {config.max_norm:g}, but with secure aggregation, the server sees no single update whose "

@@ -34,7 +34,8 @@ from fedsat.flower.reporting import charge, refuse_exact, report
 from fedsat.flower.run_spec import run_of
 from fedsat.flower.secure_messages import Introduce, Reveal, Share
 from fedsat.flower.secure_node import introduce, masked, refuse_count, reveal, share
-from fedsat.metrics import Detail, accuracy_by_client, expected_accuracy
+from fedsat.metrics import ClassCounts, Detail, accuracy_by_client, expected_accuracy
+from fedsat.rounds.secure import weighs_alone
 from fedsat.tree import KeptStates, Tree, expand, tree_map
 
 log = logging.getLogger("flwr")
@@ -158,7 +159,10 @@ def _train(request: Train, memory: Memory, context: Context) -> Trained:
     updates, counts = trained.updates, {}
     sent, hidden = Model(_only(updates.model.params), _only(updates.model.buffers)), Tree()
     if config.secure_aggregation:
-        sent, hidden = Model({}, {}), masked(request, model, sent, int(updates.sizes[0]), memory)
+        own = None
+        if weighs_alone(config.algorithm.weighting):
+            own = ClassCounts(*report(engine, memory, request.client, {"": updates.model})[""][:, None, None])
+        sent, hidden = Model({}, {}), masked(request, model, sent, int(updates.sizes[0]), memory, own)
     if request.count:
         counted = report(engine, memory, request.client, {"": updates.model})[""]
         counts = {"counts": counted[:2]} | ({"labels": counted[2]} if request.labels else {})

@@ -32,7 +32,7 @@ from fedsat.metrics import NO_DETAIL, ClassCounts, ClientAccuracy, Detail, Evalu
 from fedsat.rounds import Protection, TrainedRound
 from fedsat.rounds.noise import secure
 from fedsat.rounds.round import Traffic
-from fedsat.rounds.secure import length, model_of, stacked
+from fedsat.rounds.secure import length, model_of, stacked, weighs_alone, without_scales
 from fedsat.secure.protocol import SecureError
 from fedsat.secure.shares import FEWEST
 from fedsat.seeding import Indices
@@ -134,9 +134,11 @@ class RemoteEngine:
         }
         process = SecureRound(self._members, self._run, round_number)
         needed = math.ceil(self._terms.min_fraction * len(clients))
+        alone = weighs_alone(self.algorithm.weighting)
+        values = length([model.params, model.buffers]) + alone
 
         def checked(client: int, reply: Trained) -> Trained:
-            check_masked(reply, length([model.params, model.buffers]), *self._work_of(client))
+            check_masked(reply, values, *self._work_of(client))
             self._note_lost_state(client, reply)
             return reply
 
@@ -150,15 +152,19 @@ class RemoteEngine:
                 )
             words = {client: reply.masked["words"].numpy().view("uint64") for client, reply in replies.items()}
             total = process.total(keys, words)
+            total, scales = without_scales(total, len(replies)) if alone else (total, self._scales(replies))
         except (SecureError, SkippedRoundError) as error:
             self._members.note(None, STAGE, f"the round is skipped: {error}")
             raise SkippedRoundError(str(error)) from error
+        return self._round_of(replies, stacked(model_of(model, total, scales), len(replies)))
+
+    def _scales(self, replies: Mapping[int, Trained]) -> float:
+        """Return the sum of the scales of clients whose scales follow from their numbers of samples."""
         most = self._run.most_samples or None
         sizes = torch.tensor([counted(reply.samples, most) for reply in replies.values()], dtype=torch.float64)
         scales = self.algorithm.weighting.scale(sizes, self._run.mean_samples)
         assert scales is not None  # the configuration refuses such weightings
-        mean = model_of(model, total, float(scales.sum()))
-        return self._round_of(replies, stacked(mean, len(replies)))
+        return float(scales.sum())
 
     def _work_of(self, client: int) -> tuple[int, int]:
         """Return the numbers of samples and of steps with which a client trains."""

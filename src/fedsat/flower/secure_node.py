@@ -31,7 +31,8 @@ from fedsat.flower.secure_messages import (
     introduction,
     written,
 )
-from fedsat.rounds.secure import vector
+from fedsat.metrics import ClassCounts
+from fedsat.rounds.secure import vector, with_scale
 from fedsat.secure.protocol import Party
 from fedsat.tree import Tree
 
@@ -62,22 +63,29 @@ def share(content: RecordDict, context: Context) -> Shared:
     return Shared(sealed)
 
 
-def masked(request: Train, start: Model, trained: Model, samples: int, memory: Memory) -> Tree:
-    """Return the masked update of the trained model; the node never sends another one for this round."""
+def masked(
+    request: Train, start: Model, trained: Model, samples: int, memory: Memory, counts: ClassCounts | None
+) -> Tree:
+    """Return the masked update of the trained model; the node never sends another one for this round.
+
+    With `counts`, the node's own evaluation of its model, its scale is computed from them, and sent under masks too.
+    """
     config = Config.of(request.run.settings)
     with memory.account() as account:
         if request.round <= account.masked:
             raise AgreementError(
                 f"it has sent an update of round {account.masked}; a second sum could reveal the difference"
             )
-    counted = min(samples, request.run.most_samples or samples)
-    scale = config.algorithm.weighting.scale(
-        torch.tensor([float(counted)], dtype=torch.float64), request.run.mean_samples
-    )
-    if scale is None:
+    weighting, counted = config.algorithm.weighting, min(samples, request.run.most_samples or samples)
+    if counts is None:
+        found = weighting.scale(torch.tensor([float(counted)], dtype=torch.float64), request.run.mean_samples)
+    else:
+        found = weighting.own_scale(counts)
+    if found is None:
         raise RefusedError("the weighting gives a client no scale of its own")
-    party = party_of(memory)
-    words = party.mask(vector(start, trained, float(scale)), request.inbox, bound_of(request))
+    party, scale = party_of(memory), float(found)
+    scaled = vector(start, trained, scale)
+    words = party.mask(scaled if counts is None else with_scale(scaled, scale), request.inbox, bound_of(request))
     with memory.account() as account:
         account.masked = request.round
     memory.party = party_text(party)

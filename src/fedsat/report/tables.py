@@ -62,7 +62,8 @@ def served_line(run: StoredRun) -> str:
     """Which of the run's models is used for predictions, and why."""
     chosen = run.stored.get("selected")
     if chosen is None:
-        hint = "" if run.table.get("validation") else "; with --validation 0.2, the best one would be chosen"
+        none = run.table.get("validation") or "epsilon" in run.summary  # private clients report no such results
+        hint = "" if none else "; with --validation 0.2, the best one would be chosen"
         return f"model to use: that of the last round{hint}"
     name, on_test = chosen["metric"].removeprefix(TEST), chosen["metric"].startswith(TEST)
     metric = {each.name: each for each in (*METRICS.values(), *run.own_metrics)}.get(name) or Metric(

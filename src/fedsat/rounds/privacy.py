@@ -157,8 +157,6 @@ class Local(Clipped):
         """Refuse weightings that look at single reports, which are mostly noise."""
         if algorithm.weighting.needs_each_report:
             return "its weighting compares the reports of single workers, which are mostly noise"
-        if algorithm.weighting.weighs_rows:
-            return "the rows of its last layer have weights of their own, and with them noise of their own"
         return super().refuse(algorithm)
 
     def send(self, known: Tree, params: Tree, sources: Sequence[Source]) -> Tree:

@@ -29,7 +29,7 @@ from fedsat.rounds.local import TrainedRound
 from fedsat.rounds.privacy import Protection
 from fedsat.rounds.refusal import Refused, refuse_reports, refuse_too_large, refuse_updates
 from fedsat.rounds.sampling import sample_clients, sample_workers, which_respond, which_workers_respond
-from fedsat.rounds.secure import keys_down, keys_up, length
+from fedsat.rounds.secure import keys_down, keys_up, length, weighs_alone
 from fedsat.seeding import Indices
 from fedsat.tree import KeptStates, expand, finite, nbytes
 
@@ -180,7 +180,8 @@ def run_round(engine: Engine, training: FederationState, sampling: Sampling, fau
 
     counts: ClassCounts | None = None
     refused_workers: Refused = {}
-    if algorithm.weighting.needs_counts:
+    alone = protection.secure and weighs_alone(algorithm.weighting)
+    if algorithm.weighting.needs_counts and not (alone and protection.on_nodes):
         with timed(seconds, "evaluate_workers", engine.device):
             workers = sample_workers(sampling.seed, number, engine.clients, sampled, sampling.workers)
             counts = evaluate_by_workers(
@@ -190,10 +191,14 @@ def run_round(engine: Engine, training: FederationState, sampling: Sampling, fau
                 counts, refused_workers = refuse_reports(counts)
 
     with timed(seconds, "aggregate", engine.device):
-        client_weights = weigh(algorithm, server, updates, None if counts is None else privacy.combined(counts))
-        traffic = engine.traffic(server, len(sampled), len(responded), updates, counts)
-        released = protection.release(server.model, updates, client_weights.weights, number)
-        released = replace(released, rows=client_weights.rows)
+        if alone:
+            traffic = engine.traffic(server, len(sampled), len(responded), updates, None)
+            client_weights, hidden = weigh_alone(algorithm, updates, counts)
+        else:
+            traffic = engine.traffic(server, len(sampled), len(responded), updates, counts)
+            client_weights = weigh(algorithm, server, updates, None if counts is None else privacy.combined(counts))
+            hidden = client_weights.weights
+        released = protection.release(server.model, updates, hidden, number)
         server = algorithm.aggregate(server, released, client_weights.weights)
         check_server(server, number)
 
@@ -247,6 +252,17 @@ def weigh(algorithm: Algorithm, server: Server, updates: Updates, counts: ClassC
     )
 
 
+def weigh_alone(algorithm: Algorithm, updates: Updates, counts: ClassCounts | None) -> tuple[ClientWeights, Tensor]:
+    """Return what the server knows of the weights, which is nothing, and the weights by which clients scale updates.
+
+    On real nodes there are no `counts`, because the updates are the weighted mean already.
+    """
+    equal = torch.full_like(updates.sizes, 1 / len(updates.sizes), dtype=torch.float64)
+    scales = equal if counts is None else algorithm.weighting.own_scale(counts)
+    assert scales is not None  # the configuration refuses such weightings
+    return ClientWeights(equal), scales / scales.sum()
+
+
 def check_server(server: Server, round_number: int) -> None:
     """Raise an error if the aggregate is not finite although all updates are."""
     trees = [server.model.params, server.model.buffers, *server.memory.values()]
@@ -274,9 +290,12 @@ def count_traffic(
     return Traffic(down + fetched, up + reported, fetched + reported)
 
 
-def with_masks(traffic: Traffic, updates: Updates, sampled: int, responded: int) -> Traffic:
-    """Return the bytes with secure aggregation: 8 per value of an update, and the keys and shares of the clients."""
-    values = length([updates.model.params, updates.model.buffers]) // len(updates.sizes)
+def with_masks(traffic: Traffic, updates: Updates, sampled: int, responded: int, *, scales: bool) -> Traffic:
+    """Return the bytes with secure aggregation: 8 per value of an update, and the keys and shares of the clients.
+
+    With `scales`, clients also send their scales.
+    """
+    values = length([updates.model.params, updates.model.buffers]) // len(updates.sizes) + scales
     keys = Traffic(sampled * keys_down(sampled), sampled * keys_up(sampled), 0)
     return Traffic(traffic.down + keys.down, 8 * values * responded + keys.up, traffic.workers)
 

@@ -1,8 +1,9 @@
 """Secure aggregation: the server learns the sum of the clients' updates, and no single one.
 
 Each client multiplies its update by its scale (`Weighting.scale`) and rounds it to fixed-point numbers, whose sums are
-exact. The server divides the sum by the sum of the scales. On real nodes, `fedsat.secure.protocol` computes the sum
-under masks. A simulation computes the same numbers without masks, which cancel.
+exact. The server divides the sum by the sum of the scales. If clients evaluate their own models (`own_scale`), nobody
+else knows a scale, and the sum of the scales is computed in the same way. On real nodes, `fedsat.secure.protocol`
+computes the sum under masks. A simulation computes the same numbers without masks, which cancel.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from torch import Tensor
 from fedsat.algorithms import Aggregator, Algorithm, Model, Updates
 from fedsat.algorithms.footprint import rehearse
 from fedsat.algorithms.weighting import Weighting
-from fedsat.errors import TrainingError, UsageError
+from fedsat.errors import SkippedRoundError, TrainingError, UsageError
+from fedsat.metrics import ClassCounts
 from fedsat.secure.fixed import LARGEST, Floats, Words, decode, encode
 from fedsat.secure.shares import FEWEST, PEERS, SIZE, threshold_of
 from fedsat.tree import Tree, expand
@@ -26,9 +28,9 @@ INTRODUCTION, SEALED = 160, 2 * SIZE + 16
 """Bytes of a client's signed keys, and of the encrypted shares for one peer."""
 
 
-def refuse_secure(algorithm: Algorithm, method: str, per_round: int) -> None:
+def refuse_secure(algorithm: Algorithm, method: str, per_round: int, workers: int) -> None:
     """Raise an error if a method needs more than the sum of the updates."""
-    why = why_not(algorithm)
+    why = why_not(algorithm, workers)
     if why is not None:
         raise UsageError(f"{method} cannot use secure aggregation: {why}")
     if per_round < FEWEST:
@@ -38,14 +40,20 @@ def refuse_secure(algorithm: Algorithm, method: str, per_round: int) -> None:
         )
 
 
-def why_not(algorithm: Algorithm) -> str | None:
+def why_not(algorithm: Algorithm, workers: int) -> str | None:
     """Return what a method needs besides the sum of the updates, or None."""
-    if algorithm.weighting.needs_counts:
+    weighting = algorithm.weighting
+    if weighting.needs_counts and workers > 1:
         return (
             "its weights depend on workers' evaluations of single clients' models, which nobody may see; "
-            "use --without pwa, or another weighting that needs no workers"
+            "use --workers 1, so that clients evaluate only their own models, or --without pwa"
         )
-    if algorithm.weighting.scale(torch.ones(1), 1.0) is None:
+    if weighs_alone(weighting):
+        none = torch.zeros(1, 1, 1)
+        scale = weighting.own_scale(ClassCounts(none, none, none))
+    else:
+        scale = weighting.scale(torch.ones(1), 1.0)
+    if scale is None:
         return "a client cannot compute its weight alone; use --with samples or --with uniform"
     if type(algorithm.aggregator) is not Aggregator:
         return "its aggregator compares single updates; use the mean"
@@ -54,6 +62,14 @@ def why_not(algorithm: Algorithm) -> str | None:
     _, uploads = rehearse(algorithm, Model({"w": torch.ones(1)}, {}))
     further = sorted(name for name, tree in uploads.items() if tree)
     return f"clients also upload {', '.join(further)}" if further else None
+
+
+def weighs_alone(weighting: Weighting) -> bool:
+    """Whether clients scale their updates by evaluations of their own models, so that nobody else knows the weights.
+
+    They add their scale to what is summed. Without evaluations, the server knows the scales (`Weighting.scale`).
+    """
+    return weighting.needs_counts
 
 
 def enough(sampled: int, responded: int) -> bool:
@@ -75,7 +91,8 @@ def secure_mean(start: Model, updates: Updates, scales: Tensor) -> Updates:
 def too_large(start: Model, updates: Updates, weighting: Weighting) -> Tensor:
     """Return a mask [K] of the clients whose scaled updates have a number that is too large to be sent."""
     sizes = updates.sizes.double()
-    scales = weighting.scale(sizes, float(sizes.mean()))
+    # The scales of clients that evaluate themselves are at most 1.
+    scales = torch.ones_like(sizes) if weighs_alone(weighting) else weighting.scale(sizes, float(sizes.mean()))
     assert scales is not None  # the configuration refuses such weightings
     pairs = zip(_tensors(start), _tensors(updates.model), strict=True)
     largest = [(theirs.double() - ours.double()).reshape(len(sizes), -1).abs().amax(1) for ours, theirs in pairs]
@@ -92,6 +109,19 @@ def vector(start: Model, model: Model, scale: float) -> Words:
         raise TrainingError(
             f"an update cannot be aggregated securely: {error}; the largest value is {LARGEST:g}, try a smaller --lr"
         ) from error
+
+
+def with_scale(words: Words, scale: float) -> Words:
+    """Return a scaled update followed by its scale."""
+    return np.concatenate([words, encode(np.array([scale]))])
+
+
+def without_scales(total: Words, clients: int) -> tuple[Words, float]:
+    """Return the sum of the updates and the sum of the scales, each of which is in (0, 1]."""
+    scales = float(decode(total[-1:])[0])
+    if not 0 < scales <= clients:
+        raise SkippedRoundError(f"secure aggregation: the scales of {clients} clients add up to {scales:g}")
+    return total[:-1], scales
 
 
 def model_of(start: Model, total: Words, scales: float) -> Model:

@@ -44,6 +44,7 @@ def _followed(
     shortcut,
     place,
     channel,
+    valid,
     there,
     BIAS: tl.constexpr,
     SHORTCUT: tl.constexpr,
@@ -51,7 +52,7 @@ def _followed(
 ):
     """Return relu(total + bias + shortcut), of which each part is optional."""
     if BIAS:
-        total += tl.load(bias + channel[None, :], mask=there, other=0.0).to(tl.float32)
+        total += tl.load(bias + channel, mask=valid, other=0.0).to(tl.float32)[None, :]
     if SHORTCUT:
         total += tl.load(shortcut + place, mask=there, other=0.0).to(tl.float32)
     if RELU:
@@ -143,9 +144,10 @@ def _gather_product(
     row, across = row * phases + low, across * phases + far
     there = (sample < samples) & (row < out_height) & (across < out_width)
     place = sample * out_sample + row * out_row + across * out_column
-    place = place[:, None] + (client * outputs + column)[None, :] * out_channel
-    there = there[:, None] & (column < outputs)[None, :]
-    total = _followed(total, bias, shortcut, place, client * outputs + column, there, BIAS, SHORTCUT, RELU)
+    valid, channel = column < outputs, client * outputs + column
+    place = place[:, None] + channel[None, :] * out_channel
+    there = there[:, None] & valid[None, :]
+    total = _followed(total, bias, shortcut, place, channel, valid, there, BIAS, SHORTCUT, RELU)
     tl.store(out + place, total.to(out.dtype.element_ty), mask=there)
 
 
@@ -222,9 +224,10 @@ def _narrow_product(
         b = tl.load(weights + place + column[None, :] * output_stride, mask=there, other=0.0)
         total = tl.dot(a, b, total, input_precision=PRECISION)
     place = sample * out_sample + row * out_row + across * out_column
-    place = place[:, None] + (client * outputs + column)[None, :] * out_channel
-    there = (sample < samples)[:, None] & (column < outputs)[None, :]
-    total = _followed(total, bias, shortcut, place, client * outputs + column, there, BIAS, SHORTCUT, RELU)
+    valid, channel = column < outputs, client * outputs + column
+    place = place[:, None] + channel[None, :] * out_channel
+    there = (sample < samples)[:, None] & valid[None, :]
+    total = _followed(total, bias, shortcut, place, channel, valid, there, BIAS, SHORTCUT, RELU)
     tl.store(out + place, total.to(out.dtype.element_ty), mask=there)
 
 
