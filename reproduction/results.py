@@ -128,7 +128,7 @@ def without_places(command: str) -> str:
     words, kept = iter(shlex.split(command)), list[str]()
     for word in words:
         option, equals, _ = word.partition("=")
-        if option not in ("--out", "--results"):
+        if option not in ("--out", "--results", "--tuned"):
             kept.append(word)
         elif not equals:
             next(words, None)
