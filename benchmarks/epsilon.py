@@ -80,7 +80,8 @@ def rows_of(data: str, epsilon: str) -> Iterator[Row]:
     noise = None if epsilon == "∞" else noise_for(data, float(epsilon))
     common = {"data": data, "epsilon": epsilon, "noise": "" if noise is None else f"{noise:.2f}"}
     settings = {**DATASETS[data], "evaluate_every": DATASETS[data]["rounds"], "privacy": privacy(noise)}
-    tuning = fedsat.tune(list(METHODS.values()), grid=GRID, seed=TRIED, **settings)
+    grid = GRID if noise is not None else {"lr": GRID["lr"]}
+    tuning = fedsat.tune(list(METHODS.values()), grid=grid, seed=TRIED, **settings)
     names = dict(zip(dict.fromkeys(trial.method for trial in tuning.trials), METHODS, strict=True))
     for trial in tuning.rows():
         yield {
