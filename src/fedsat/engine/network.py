@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +31,17 @@ class Factors:
     """∂L/∂out, [S, out, B]."""
 
 
+class Step(Protocol):
+    """A step of all weights that computes the gradient and applies it at once."""
+
+    def take(self, place: slice, lr: float, pull: Tree | None) -> None:
+        """Apply θ ← θ − η (∇L + pull) to the weights of some clients."""
+
+
+Descent = Factors | Step
+"""What a backward pass leaves to the step instead of computing gradients of weights."""
+
+
 def bias_slope(slope: Tensor) -> Tensor:
     """Return ∂L/∂b [S, out] from ∂L/∂out [S, out, B], added in an order that does not depend on the number of clients.
 
@@ -44,7 +56,7 @@ class Aside:
 
     real: Tensor | None = None
     """Mask of the real samples of the batch, [S, B]; None if there is no padding."""
-    factors: list[Factors] | None = None
+    factors: list[Descent] | None = None
     """List to which linear layers append the factors of their gradients in the backward pass, if not None."""
 
 

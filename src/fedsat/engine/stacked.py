@@ -44,6 +44,7 @@ class StackedEngine(BaseEngine):
         largest = training.batch_of(int(federation.sizes.max()))
         fitting = lanes_that_fit(module, federation.dataset.input_shape, largest, device)
         self.lanes = lanes or fitting
+        self.compiler = network.compiler
         self.threads = ThreadChoice(module)
         self.alone = Stack([self])
         self.ahead: tuple[Request, TrainedRound] | None = None
