@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import fedsat
 from fedsat.algorithms import algorithms
 from fedsat.engine import StackedEngine
+from fedsat.engine.examples import Examples
 from fedsat.engine.fold import FoldedNetwork
 from fedsat.engine.native import library as compiling
 from fedsat.engine.native.library import library
@@ -159,6 +160,16 @@ def test_activations(kind: type[nn.Module], dtype: torch.dtype) -> None:
     torch.testing.assert_close(out, exact, rtol=3e-7 if dtype == torch.float32 else 1e-14, atol=3e-7, equal_nan=True)
     if dtype == torch.float64:
         torch.testing.assert_close(out, exact, rtol=1e-14, atol=1e-15, equal_nan=True)
+
+
+def test_gathering() -> None:
+    dataset, indices = image_dataset(), torch.tensor([7, 0, 119, 7] * 9)[::2]
+    for dtype in (torch.float32, torch.float64):
+        ours, plain = (
+            Examples(dataset.train, dataset, torch.device("cpu"), dtype, compiles=compiles).inputs(indices)
+            for compiles in (True, False)
+        )
+        torch.testing.assert_close(ours, plain, rtol=0, atol=5e-7 if dtype == torch.float32 else 1e-15)
 
 
 @pytest.mark.parametrize("module", OTHERS.values(), ids=OTHERS)

@@ -71,8 +71,9 @@ class BaseEngine:
         """n/N; a node, which knows only its own samples, gets it from the server."""
         self.initial_model = initial_weights(module, device, dtype)
         dataset = federation.dataset
-        self.train_examples = Examples(dataset.train, dataset, device, dtype)
-        self.test_examples = Examples(dataset.test, dataset, device, dtype)
+        compiles = getattr(network, "compiler", None) is not None
+        self.train_examples = Examples(dataset.train, dataset, device, dtype, compiles=compiles)
+        self.test_examples = Examples(dataset.test, dataset, device, dtype, compiles=compiles)
         self.train_counter = self.counter(self.train_examples, module)
         self.test_counter = self.counter(self.test_examples, module)
 

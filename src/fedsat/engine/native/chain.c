@@ -290,7 +290,8 @@ static void run_blocks(const Job *job, long client, long first, long blocks, vec
 
 #define GROUP 4 /* blocks of a task in evaluation */
 
-static void run_forward(Job *job, long thread) {
+static void run_forward(void *given, long thread) {
+    Job *job = given;
     long size = block_size(job->layers, job->depth), blocks = blocks_of(job->batch);
     long each = job->kept ? blocks : GROUP, parts = (blocks + each - 1) / each;
     for (;;) {
@@ -580,12 +581,39 @@ static long back_size(const Layer *layers, long depth, long batch) {
     return 2 * ends + slopes + sums + rows;
 }
 
-static void run_backward(Job *job, long thread) {
+static void run_backward(void *given, long thread) {
+    Job *job = given;
     vec *scratch = (vec *)job->scratch + thread * back_size(job->layers, job->depth, job->batch);
     for (;;) {
         long client = __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED);
         if (client >= job->clients) return;
         run_client_back(job, client, scratch);
+    }
+}
+
+/* --- samples -------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    const uint8_t *images; /* [N, channels, area] */
+    const int64_t *indices;
+    const real *factors, *shifts;
+    real *out;
+    long count, channels, area, next;
+} Gathering;
+
+static void run_gather(void *given, long thread) {
+    Gathering *g = given;
+    (void)thread;
+    for (;;) {
+        long first = __atomic_fetch_add(&g->next, LANES, __ATOMIC_RELAXED);
+        if (first >= g->count) return;
+        for (long n = first; n < SMALLER(first + LANES, g->count); n++)
+            for (long c = 0; c < g->channels; c++) {
+                const uint8_t *restrict from = g->images + (g->indices[n] * g->channels + c) * g->area;
+                real *restrict to = g->out + (n * g->channels + c) * g->area;
+                const real factor = g->factors[c], shift = g->shifts[c];
+                for (long k = 0; k < g->area; k++) to[k] = from[k] * factor + shift;
+            }
     }
 }
 
@@ -595,8 +623,8 @@ typedef int (*Number)(void);
 typedef void (*Parallel)(void (*)(void *), void *, unsigned, unsigned);
 
 typedef struct {
-    Job *job;
-    void (*run)(Job *, long);
+    void *job;
+    void (*run)(void *, long);
     Number number;
 } Team;
 
@@ -605,8 +633,7 @@ static void member(void *given) {
     team->run(team->job, team->number());
 }
 
-static void share(Job *job, void (*run)(Job *, long), long threads, Parallel parallel, Number number) {
-    job->next = 0;
+static void share(void *job, void (*run)(void *, long), long threads, Parallel parallel, Number number) {
     Team team = {job, run, number};
     if (threads > 1) parallel(member, &team, (unsigned)threads, 0);
     else run(job, 0);
@@ -625,4 +652,11 @@ void forward(Job *job, long threads, Parallel parallel, Number number) {
 }
 void backward(Job *job, long threads, Parallel parallel, Number number) {
     share(job, run_backward, threads, parallel, number);
+}
+
+/* Gather uint8 images by index, as numbers: value * factor + shift, for each channel. */
+void gather(const uint8_t *images, const int64_t *indices, const real *factors, const real *shifts, real *out,
+            long count, long channels, long area, long threads, Parallel parallel, Number number) {
+    Gathering g = {images, indices, factors, shifts, out, count, channels, area, 0};
+    share(&g, run_gather, threads, parallel, number);
 }

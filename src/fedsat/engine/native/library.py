@@ -9,11 +9,12 @@ import os
 import shlex
 import subprocess
 import tempfile
-from ctypes import POINTER, Structure, c_double, c_long, c_void_p
+from ctypes import POINTER, Structure, c_long, c_void_p
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import torch
 from platformdirs import user_cache_path
 
@@ -27,23 +28,23 @@ POINTERS = ("weight", "bias", "weight_slope", "bias_slope", "weight_pull", "bias
 """What a layer in C points to: the first client's tensor; a `step` is the distance to the next client's."""
 
 
-class CLayer(Structure):
-    """`Layer` in chain.c."""
-
-    _fields_ = [
-        *((name, c_long) for name in ("channels", "height", "width", "outputs", "rows", "columns")),
-        *((name, c_long) for name in ("kernel_h", "kernel_w", "pad_h", "pad_w", "activation", "pool")),
-        *((name, c_double) for name in ("alpha", "rate")),
-        *((kind, c_void_p) for kind in POINTERS),
-        *((f"{kind}_step", c_long) for kind in POINTERS),
+LAYER = np.dtype(
+    [
+        *((name, np.int64) for name in ("channels", "height", "width", "outputs", "rows", "columns")),
+        *((name, np.int64) for name in ("kernel_h", "kernel_w", "pad_h", "pad_w", "activation", "pool")),
+        *((name, np.float64) for name in ("alpha", "rate")),
+        *((kind, np.int64) for kind in POINTERS),
+        *((f"{kind}_step", np.int64) for kind in POINTERS),
     ]
+)
+"""`Layer` in chain.c."""
 
 
 class CJob(Structure):
     """`Job` in chain.c."""
 
     _fields_ = [
-        ("layers", POINTER(CLayer)),
+        ("layers", c_void_p),
         *((name, c_long) for name in ("depth", "clients", "batch")),
         ("x", c_void_p),
         *((name, c_long) for name in ("x_step", "sample_step")),
@@ -58,9 +59,10 @@ class CJob(Structure):
 
 _JOB = [POINTER(CJob), c_long, c_void_p, c_void_p]
 ARGUMENTS = {
-    "kept_size": [POINTER(CLayer), *[c_long] * 3],
-    "evaluation_scratch": [POINTER(CLayer), c_long],
-    "backward_scratch": [POINTER(CLayer), *[c_long] * 2],
+    "kept_size": [c_void_p, *[c_long] * 3],
+    "evaluation_scratch": [c_void_p, c_long],
+    "backward_scratch": [c_void_p, *[c_long] * 2],
+    "gather": [*[c_void_p] * 5, *[c_long] * 4, c_void_p, c_void_p],
     "forward": _JOB,
     "backward": _JOB,
 }
@@ -79,10 +81,10 @@ class Library:
         """Return how many numbers the memory for a call takes, from one of the functions that say so."""
         return int(getattr(self.functions, name)(*given))
 
-    def run(self, name: str, job: CJob) -> None:
-        """Run `forward` or `backward` on torch's threads."""
-        function, openmp = getattr(self.functions, name), self.openmp
-        function(ctypes.byref(job), torch.get_num_threads(), openmp.GOMP_parallel, openmp.omp_get_thread_num)
+    def run(self, name: str, *given: object) -> None:
+        """Run `forward`, `backward` or `gather` on torch's threads."""
+        threads = torch.get_num_threads(), self.openmp.GOMP_parallel, self.openmp.omp_get_thread_num
+        getattr(self.functions, name)(*given, *threads)
 
 
 @cache

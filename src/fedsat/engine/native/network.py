@@ -5,20 +5,25 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
+from ctypes import byref
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedsat.algorithms import Outputs
 from fedsat.engine.layers import Layer, layers_of
-from fedsat.engine.native.library import CJob, CLayer, Library, library
+from fedsat.engine.native.library import LAYER, CJob, Library, library
 from fedsat.engine.network import Descent
 from fedsat.tree import Tree
 
 ACTIVATIONS: dict[type[nn.Module], int] = {nn.Tanh: 1, nn.ReLU: 2, nn.ELU: 3, nn.Sigmoid: 4}
 """As in chain.c; 0 is none."""
+
+Records = np.ndarray[Any, np.dtype[np.void]]
+"""Structures of C."""
 
 Weights = Sequence[Tensor | None]
 """The weight [S, …] and the bias [S, out] of every layer; None if it has no bias."""
@@ -75,17 +80,16 @@ class NativeNetwork:
         logits: Tensor = _Native.apply(x, self, reference, factors, *weights)  # type: ignore[no-untyped-call]
         return Outputs(logits)
 
-    def c_layers(self, weights: Weights, slopes: Weights = (), pulls: Weights = (), rate: float = 0.0) -> Any:
+    def c_layers(self, weights: Weights, slopes: Weights = (), pulls: Weights = (), rate: float = 0.0) -> Records:
         """Return the layers for C, with gradients to be stored in `slopes`, or a step of this rate in place."""
-        layers = (CLayer * len(self._layers))(*self._layers)
+        layers = self._layers.copy()
         for suffix, tensors in (("", weights), ("_slope", slopes), ("_pull", pulls)):
-            for place, tensor in enumerate(tensors):
-                if tensor is not None:
-                    kind = ("bias" if place % 2 else "weight") + suffix
-                    setattr(layers[place // 2], kind, tensor.data_ptr())
-                    setattr(layers[place // 2], f"{kind}_step", tensor.stride(0))
-        for layer in layers:
-            layer.rate = rate
+            if tensors:
+                for start, name in enumerate(("weight", "bias")):
+                    own = tensors[start::2]
+                    layers[f"{name}{suffix}"] = [0 if tensor is None else tensor.data_ptr() for tensor in own]
+                    layers[f"{name}{suffix}_step"] = [0 if tensor is None else tensor.stride(0) for tensor in own]
+        layers["rate"] = rate
         return layers
 
     def pulls(self, pull: Tree | None, weights: Weights) -> Weights:
@@ -114,16 +118,20 @@ class Pass:
         (clients, batch), found = x.shape[:2], _library(x.dtype)
         x, weights = _packed(x, 2), [None if tensor is None else _packed(tensor, 1) for tensor in weights]
         layers = network.c_layers(weights)
-        logits = x.new_empty(clients, batch, layers[-1].outputs)
-        kept = x.new_empty(clients, found.size("kept_size", layers, len(layers), 1, batch)) if keep else None
+        logits = x.new_empty(clients, batch, int(layers[-1]["outputs"]))
+        kept = (
+            x.new_empty(clients, found.size("kept_size", layers.ctypes.data, len(layers), 1, batch)) if keep else None
+        )
         done = cls(network, x, weights, kept)
-        done._run("forward", layers, logits, 0 if keep else found.size("evaluation_scratch", layers, len(layers)))
+        done._run(
+            "forward", layers, logits, 0 if keep else found.size("evaluation_scratch", layers.ctypes.data, len(layers))
+        )
         return done, logits
 
     def backward(self, slope: Tensor, slopes: Weights, pulls: Weights = (), rate: float = 0.0) -> None:
         """Store the weights' gradients in `slopes`, or take a step of this rate if they are the weights."""
         layers = self.network.c_layers(self.weights, slopes, pulls, rate)
-        scratch = _library(self.x.dtype).size("backward_scratch", layers, len(layers), self.x.shape[1])
+        scratch = _library(self.x.dtype).size("backward_scratch", layers.ctypes.data, len(layers), self.x.shape[1])
         self._run("backward", layers, slope, scratch)
 
     def part(self, place: slice) -> Pass:
@@ -132,13 +140,14 @@ class Pass:
         weights = [None if tensor is None else tensor[place] for tensor in self.weights]
         return Pass(self.network, self.x[place], weights, self.kept[place])
 
-    def _run(self, name: str, layers: Any, logits: Tensor, scratch: int) -> None:
+    def _run(self, name: str, layers: Records, logits: Tensor, scratch: int) -> None:
         memory = self.x.new_empty(torch.get_num_threads() * scratch)
         kept = (None, 0) if self.kept is None else (self.kept.data_ptr(), self.kept.stride(0))
         sizes = len(layers), *self.x.shape[:2]
         strides = self.x.stride()[:2]
         rest = *kept, logits.data_ptr(), logits.stride(0), memory.data_ptr(), 0
-        _library(self.x.dtype).run(name, CJob(layers, *sizes, self.x.data_ptr(), *strides, *rest))
+        job = CJob(layers.ctypes.data, *sizes, self.x.data_ptr(), *strides, *rest)
+        _library(self.x.dtype).run(name, byref(job))
 
 
 @dataclass(frozen=True)
@@ -206,9 +215,9 @@ def _packed(tensor: Tensor, leading: int) -> Tensor:
     return tensor if inner.is_contiguous() else tensor.contiguous()
 
 
-def _geometry(module: nn.Module, layers: Sequence[Layer], shape: tuple[int, ...]) -> list[CLayer]:
+def _geometry(module: nn.Module, layers: Sequence[Layer], shape: tuple[int, ...]) -> Records:
     """Return the layers for C, without weights."""
-    modules, found = dict(module.named_modules()), []
+    modules, found, unset = dict(module.named_modules()), [], [0] * (len(LAYER.names or ()) - 13)
     for layer in layers:
         own: Any = modules[layer.weight.removesuffix("weight").removesuffix(".")]
         if isinstance(own, nn.Conv2d):
@@ -222,5 +231,5 @@ def _geometry(module: nn.Module, layers: Sequence[Layer], shape: tuple[int, ...]
             shape = (own.out_features,)
         kind = 0 if layer.activation is None else ACTIVATIONS[type(layer.activation)]
         alpha = layer.activation.alpha if isinstance(layer.activation, nn.ELU) else 0.0
-        found.append(CLayer(channels, height, width, *sizes, *window, kind, layer.pool, alpha))
-    return found
+        found.append((channels, height, width, *sizes, *window, kind, layer.pool, alpha, *unset))
+    return np.array(found, LAYER)
