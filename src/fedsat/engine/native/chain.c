@@ -90,7 +90,6 @@ INLINE vec pick(ints mask, vec yes, vec no) { return (vec)(((ints)yes & mask) | 
 INLINE vec exponential(vec x) {
     const int single = sizeof(real) == 4;
     const real low = single ? -87 : -708, high = single ? 88 : 709;
-    vec kept = x;
     x = pick(x < spread(low), spread(low), x);
     x = pick(x > spread(high), spread(high), x);
     const real magic = single ? 12582912.f : 6755399441055744.0; /* adding it rounds to an integer */
@@ -100,15 +99,33 @@ INLINE vec exponential(vec x) {
     vec sum = spread(1);
     for (int k = single ? 8 : 14; k > 0; k--) sum = sum * r * (real)(1.0 / k) + 1;
     ints power = __builtin_convertvector(n, ints) + (single ? 127 : 1023);
-    sum *= (vec)(power << (single ? 23 : 52));
-    return pick(kept != kept, kept, sum);
+    return sum * (vec)(power << (single ? 23 : 52));
+}
+
+INLINE vec tanh_of(vec x) {
+    if (sizeof(real) == 8) return 1 - 2 / (exponential(2 * x) + 1);
+    /* The quotient of polynomials that Eigen and XLA use; its error is a few units in the last place. */
+    const real most = 7.90531110763549805f;
+    x = pick(x < spread(-most), spread(-most), x);
+    x = pick(x > spread(most), spread(most), x);
+    vec y = x * x;
+    vec p = y * -2.76076847742355e-16f + 2.00018790482477e-13f;
+    p = p * y - 8.60467152213735e-11f;
+    p = p * y + 5.12229709037114e-08f;
+    p = p * y + 1.48572235717979e-05f;
+    p = p * y + 6.37261928875436e-04f;
+    p = p * y + 4.89352455891786e-03f;
+    vec q = y * 1.19825839466702e-06f + 1.18534705686654e-04f;
+    q = q * y + 2.26843463243900e-03f;
+    q = q * y + 4.89352518554385e-03f;
+    return x * p / q;
 }
 
 INLINE void activate(vec *values, long count, const Layer *l) {
     for (long k = 0; k < count; k++) {
         vec x = values[k];
         switch (l->activation) {
-        case TANH: x = 1 - 2 / (exponential(2 * x) + 1); break;
+        case TANH: x = tanh_of(x); break;
         case SIGMOID: x = 1 / (1 + exponential(-x)); break;
         case RELU: x = pick(x <= 0, spread(0), x); break;
         case ELU: x = pick(x <= 0, (real)l->alpha * (exponential(x) - 1), x); break;
@@ -232,20 +249,55 @@ static void pool(const Layer *l, const vec *act, vec *out, long out_plane, long 
             }
 }
 
+/* Transpose LANES values of LANES samples: halves of growing blocks change places. */
+INLINE void transpose(const real *from, long step, vec *to) {
+    vec rows[16];
+#pragma GCC unroll 16
+    for (long b = 0; b < LANES; b++) rows[b] = *(const loose *)(from + b * step);
+#pragma GCC unroll 4
+    for (long half = 1; half < LANES; half *= 2) {
+        ints low, high;
+#pragma GCC unroll 16
+        for (long k = 0; k < LANES; k++) {
+            low[k] = k & half ? LANES + k - half : k;
+            high[k] = k & half ? LANES + k : k + half;
+        }
+#pragma GCC unroll 16
+        for (long b = 0; b < LANES; b++)
+            if (!(b & half)) {
+                vec one = rows[b], other = rows[b + half];
+                rows[b] = __builtin_shuffle(one, other, low);
+                rows[b + half] = __builtin_shuffle(one, other, high);
+            }
+    }
+#pragma GCC unroll 16
+    for (long k = 0; k < LANES; k++) to[k] = rows[k];
+}
+
+/* Transpose `width` values of some samples. */
+static void load_row(const real *from, long step, long samples, long width, vec *to) {
+    if (samples == LANES && width >= LANES) {
+        for (long k = 0; k < width; k += LANES) {
+            long start = SMALLER(k, width - LANES); /* the last tile overlaps the one before */
+            transpose(from + start, step, to + start);
+        }
+        return;
+    }
+    for (long k = 0; k < width; k++)
+        for (long b = 0; b < samples; b++) ((real *)(to + k))[b] = from[b * step + k];
+}
+
 /* Transpose the samples' images into a block with a border of zeros. */
 static void load(const Layer *l, const real *x, long sample_step, long samples, vec *in) {
     if (l->pad_h || l->pad_w || samples < LANES) memset(in, 0, in_size(l) * sizeof(vec));
+    if (!l->pad_h && !l->pad_w) {
+        load_row(x, sample_step, samples, in_size(l), in);
+        return;
+    }
     for (long c = 0; c < l->channels; c++)
-        for (long y = 0; y < l->height; y++) {
-            real *to = (real *)(in + c * in_plane(l) + (y + l->pad_h) * in_row(l) + l->pad_w);
-            const real *from = x + (c * l->height + y) * l->width;
-            if (samples == LANES)
-                for (long k = 0; k < l->width; k++)
-                    for (long b = 0; b < LANES; b++) to[k * LANES + b] = from[b * sample_step + k];
-            else
-                for (long k = 0; k < l->width; k++)
-                    for (long b = 0; b < samples; b++) to[k * LANES + b] = from[b * sample_step + k];
-        }
+        for (long y = 0; y < l->height; y++)
+            load_row(x + (c * l->height + y) * l->width, sample_step, samples, l->width,
+                     in + c * in_plane(l) + (y + l->pad_h) * in_row(l) + l->pad_w);
 }
 
 /* Run one client's blocks; `at` is the first block's memory, and the blocks are `size` vectors apart. */
