@@ -11,12 +11,14 @@ import torch
 from torch import Tensor, nn
 
 import fedsat
-from fedsat.algorithms import algorithms
+from fedsat.algorithms import Batch, Outputs, PredictionSensitiveLoss, algorithms
 from fedsat.engine import StackedEngine
 from fedsat.engine.examples import Examples
 from fedsat.engine.fold import FoldedNetwork
 from fedsat.engine.native import library as compiling
 from fedsat.engine.native.library import library
+from fedsat.engine.native.loss import CompiledSensitiveLoss
+from fedsat.engine.native.loss import compiled as compiled_loss
 from fedsat.engine.native.network import NativeNetwork
 from fedsat.engine.network import Step
 from fedsat.models import MLP, LeNet5
@@ -160,6 +162,38 @@ def test_activations(kind: type[nn.Module], dtype: torch.dtype) -> None:
     torch.testing.assert_close(out, exact, rtol=3e-7 if dtype == torch.float32 else 1e-14, atol=3e-7, equal_nan=True)
     if dtype == torch.float64:
         torch.testing.assert_close(out, exact, rtol=1e-14, atol=1e-15, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"tau": 0.0, "over": "all"}, {"source": "evaluation", "epsilon1": 0.5, "epsilon2": 2.0}], ids=str
+)
+@pytest.mark.parametrize(("clients", "batch", "classes"), [(1, 1, 2), (3, 5, 10), (2, 16, 20)])
+def test_the_loss_equals_the_objective(settings: dict[str, Any], clients: int, batch: int, classes: int) -> None:
+    draw = torch.Generator().manual_seed(0)
+    logits = torch.randn(batch, clients, classes, generator=draw, dtype=torch.float64).transpose(0, 1).requires_grad_()
+    y = torch.randint(classes, (batch, clients), generator=draw).t()
+    real = torch.rand(clients, batch, generator=draw) > 0.3
+    mistakes = torch.randint(3, (clients, classes, classes), generator=draw).float()
+    carry = {"mistakes": mistakes.clone()}
+    if settings.get("tau") != 0.0:
+        carry["shift"] = torch.randn(clients, classes, generator=draw, dtype=torch.float64)
+    pull, found = torch.randn(clients, batch, generator=draw, dtype=torch.float64), []
+    method = algorithms.build({"name": "fedsat", "objective": {"name": "psl", **settings}})
+    for objective in (compiled_loss(method).objective, method.objective):
+        losses, after = objective.loss(carry, Outputs(logits), Batch(y, y, real))
+        found.append([losses, after["mistakes"], *torch.autograd.grad(losses, logits, pull)])
+    for ours, wanted in zip(*found, strict=True):
+        torch.testing.assert_close(ours, wanted, rtol=1e-13, atol=1e-13)
+    assert torch.equal(carry["mistakes"], mistakes)
+
+
+def test_only_the_prediction_sensitive_loss_is_compiled() -> None:
+    method = algorithms.build({"name": "fedsat", "gamma": 0.5})
+    assert compiled_loss(method).gamma == 0.5
+    assert type(compiled_loss(method).objective) is CompiledSensitiveLoss
+    assert type(method.objective) is PredictionSensitiveLoss
+    other = algorithms.build("fedavg")
+    assert compiled_loss(other) is other
 
 
 def test_gathering() -> None:

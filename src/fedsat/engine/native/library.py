@@ -9,7 +9,7 @@ import os
 import shlex
 import subprocess
 import tempfile
-from ctypes import POINTER, Structure, c_long, c_void_p
+from ctypes import POINTER, Structure, c_double, c_long, c_void_p
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("chain.c")
 FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
+LIBRARIES = ("-lm",)
 TYPES = {torch.float32: "float", torch.float64: "double"}
 
 POINTERS = ("weight", "bias", "weight_slope", "bias_slope", "weight_pull", "bias_pull")
@@ -57,12 +58,25 @@ class CJob(Structure):
     ]
 
 
+class CSensitive(Structure):
+    """`Sensitive` in chain.c."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("logits", "labels", "counted", "shift", "mistakes", "losses", "slopes")),
+        *((name, c_long) for name in ("clients", "batch", "classes")),
+        *((name, c_long) for name in ("label_step", "label_sample", "counted_step", "counted_sample")),
+        *((name, c_double) for name in ("least", "most")),
+        *((name, c_long) for name in ("errors", "counting", "next")),
+    ]
+
+
 _JOB = [POINTER(CJob), c_long, c_void_p, c_void_p]
 ARGUMENTS = {
     "kept_size": [c_void_p, *[c_long] * 3],
     "evaluation_scratch": [c_void_p, c_long],
     "backward_scratch": [c_void_p, *[c_long] * 2],
     "gather": [*[c_void_p] * 5, *[c_long] * 4, c_void_p, c_void_p],
+    "sensitive": [POINTER(CSensitive), c_long, c_void_p, c_void_p],
     "forward": _JOB,
     "backward": _JOB,
 }
@@ -82,7 +96,7 @@ class Library:
         return int(getattr(self.functions, name)(*given))
 
     def run(self, name: str, *given: object) -> None:
-        """Run `forward`, `backward` or `gather` on torch's threads."""
+        """Run a function on torch's threads."""
         threads = torch.get_num_threads(), self.openmp.GOMP_parallel, self.openmp.omp_get_thread_num
         getattr(self.functions, name)(*given, *threads)
 
@@ -106,14 +120,14 @@ def library(dtype: torch.dtype) -> Library | None:
 
 def _compiled(command: list[str], compiler: str) -> Path:
     """Return the path of the compiled source, which is kept in the user's cache."""
-    about = (*command, compiler, _processor(), SOURCE.read_text(encoding="utf-8"))
+    about = (*command, *LIBRARIES, compiler, _processor(), SOURCE.read_text(encoding="utf-8"))
     folder = user_cache_path("fedsat", appauthor=False) / "compiled"
     target = folder / f"{hashlib.sha256(repr(about).encode()).hexdigest()[:16]}.so"
     if not target.is_file():
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as partial:
             made = Path(partial) / target.name
-            _output([*command, str(SOURCE), "-o", str(made)])
+            _output([*command, str(SOURCE), *LIBRARIES, "-o", str(made)])
             made.replace(target)
     return target
 
