@@ -80,7 +80,8 @@ class BaseEngine:
     def counter(self, examples: Examples, module: nn.Module) -> Counter:
         """Return the counter that evaluates models on the given examples."""
         shape, classes = self.federation.dataset.input_shape, self.federation.dataset.classes
-        return Counter(self.network, examples, classes, evaluation_batch(module, shape, self.device))
+        compiled = getattr(self.network, "compiler", None) is not None
+        return Counter(self.network, examples, classes, evaluation_batch(module, shape, self.device, compiled=compiled))
 
     def share_examples(self, other: BaseEngine) -> None:
         """Share the other engine's samples and their evaluation, where both engines have the same samples."""
