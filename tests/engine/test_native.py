@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import fedsat
 from fedsat.algorithms import Batch, Outputs, PredictionSensitiveLoss, algorithms
 from fedsat.engine import StackedEngine
+from fedsat.engine.capacity import runs_that_pay
 from fedsat.engine.examples import Examples
 from fedsat.engine.fold import FoldedNetwork
 from fedsat.engine.native import library as compiling
@@ -36,6 +37,10 @@ NETWORKS: dict[str, nn.Module] = {
         nn.Linear(13, 33), nn.Tanh(), nn.Linear(33, 4, bias=False),
     ),
 }  # fmt: skip
+NETWORKS["a convolution of one pixel"] = nn.Sequential(
+    nn.Conv2d(3, 4, (9, 11)), nn.Tanh(), nn.Conv2d(4, 5, 3, padding=1), nn.ReLU(), nn.Conv2d(5, 6, 1), nn.Flatten(),
+    nn.Linear(6, 3),
+)  # fmt: skip
 OTHERS: dict[str, nn.Module] = {
     "a stride": nn.Sequential(nn.Conv2d(3, 2, 3, stride=2), nn.Flatten(), nn.Linear(40, 3)),
     "groups": nn.Sequential(nn.Conv2d(3, 3, 3, groups=3), nn.Flatten(), nn.Linear(189, 3)),
@@ -230,6 +235,11 @@ def test_every_method_equals_the_sequential_engine(algorithm: str, model: str) -
     for left, right in zip(first, second, strict=True):
         torch.testing.assert_close(left.client_weights.weights, right.client_weights.weights, rtol=0, atol=1e-9)
         torch.testing.assert_close(left.losses, right.losses, rtol=0, atol=1e-5)
+
+
+def test_more_compiled_runs_pay_in_one_stack() -> None:
+    given = 64, 2, 200_000, torch.device("cpu")
+    assert (runs_that_pay(*given), runs_that_pay(*given, compiled=True)) == (3, 10)
 
 
 SMALL: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Compile `chain.c` for this machine and load it."""
+"""Compile `native.c` for this machine and load it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from platformdirs import user_cache_path
 
 logger = logging.getLogger(__name__)
 
-SOURCE = Path(__file__).with_name("chain.c")
+SOURCE = Path(__file__).with_name("native.c")
 FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
 LIBRARIES = ("-lm",)
 TYPES = {torch.float32: "float", torch.float64: "double"}
@@ -38,11 +38,11 @@ LAYER = np.dtype(
         *((f"{kind}_step", np.int64) for kind in POINTERS),
     ]
 )
-"""`Layer` in chain.c."""
+"""`Layer` in layers.h."""
 
 
 class CJob(Structure):
-    """`Job` in chain.c."""
+    """`Job` in layers.h."""
 
     _fields_ = [
         ("layers", c_void_p),
@@ -59,7 +59,7 @@ class CJob(Structure):
 
 
 class CSensitive(Structure):
-    """`Sensitive` in chain.c."""
+    """`Sensitive` in loss.h."""
 
     _fields_ = [
         *((name, c_void_p) for name in ("logits", "labels", "counted", "shift", "mistakes", "losses", "slopes")),
@@ -120,7 +120,8 @@ def library(dtype: torch.dtype) -> Library | None:
 
 def _compiled(command: list[str], compiler: str) -> Path:
     """Return the path of the compiled source, which is kept in the user's cache."""
-    about = (*command, *LIBRARIES, compiler, _processor(), SOURCE.read_text(encoding="utf-8"))
+    files = sorted(path for path in SOURCE.parent.iterdir() if path.suffix in (".c", ".h"))
+    about = (*command, *LIBRARIES, compiler, _processor(), *(path.read_text(encoding="utf-8") for path in files))
     folder = user_cache_path("fedsat", appauthor=False) / "compiled"
     target = folder / f"{hashlib.sha256(repr(about).encode()).hexdigest()[:16]}.so"
     if not target.is_file():

@@ -20,7 +20,7 @@ from fedsat.engine.network import Descent
 from fedsat.tree import Tree
 
 ACTIVATIONS: dict[type[nn.Module], int] = {nn.Tanh: 1, nn.ReLU: 2, nn.ELU: 3, nn.Sigmoid: 4}
-"""As in chain.c; 0 is none."""
+"""As in layers.h; 0 is none."""
 
 Records = np.ndarray[Any, np.dtype[np.void]]
 """Structures of C."""
