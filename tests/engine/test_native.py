@@ -125,6 +125,16 @@ def test_second_derivatives() -> None:
         torch.testing.assert_close(ours, wanted, rtol=1e-10, atol=1e-10)
 
 
+def test_no_step_in_place_on_copies_of_the_weights() -> None:
+    module = nn.Sequential(nn.Linear(3, 4))
+    weights = {"0.weight": torch.randn(2, 3, 4).transpose(1, 2).requires_grad_(), "0.bias": torch.randn(2, 4)}
+    factors = list[Step]()
+    out = native(module, (3,))(weights, {}, torch.randn(2, 5, 3), None, factors).logits
+    (grad,) = torch.autograd.grad(out.sum(), [weights["0.weight"]])
+    assert grad.shape == (2, 4, 3)
+    assert factors == []
+
+
 def test_a_frozen_layer_does_not_change() -> None:
     module = NETWORKS["mlp"]
     params, x = drawn(module, 2, 5, SHAPE)

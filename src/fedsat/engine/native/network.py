@@ -182,7 +182,9 @@ class _Native(torch.autograd.Function):
         *weights: Tensor | None,
     ) -> Tensor:
         ctx.passed, logits = Pass.of(network, x, weights, keep=any(ctx.needs_input_grad))
-        ctx.reference, ctx.factors, ctx.weights = reference, factors, weights
+        copied = any(one is not other for one, other in zip(ctx.passed.weights, weights, strict=True))
+        ctx.factors = None if copied else factors  # a step in place must reach the weights themselves
+        ctx.reference, ctx.weights = reference, weights
         return logits
 
     @staticmethod
