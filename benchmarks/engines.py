@@ -4,11 +4,12 @@
     python benchmarks/engines.py W1 W2 --clients 5 15 45 --only stacked peers
 
 Contenders take turns within one run and medians are compared, because single timings on a shared machine are noisy. The
-plain loop is ordinary PyTorch code without a framework: one module, `torch.optim.SGD`, tensor batches. It and the
-stacked engine are timed with one thread and with all, the sequential engine with one. On a CPU, Flower and pfl, with
-one process per core, and FedJAX, with all cores, are timed if they are installed (`make bench-peers`). The first turn,
-in which processes start, does not count. The output is a table with the loss on the test set after all rounds, and
-every timing as JSON, from which `page.py` makes a page of the documentation.
+uncompiled one is the stacked engine with `--compile off`. The plain loop is ordinary PyTorch code without a framework:
+one module, `torch.optim.SGD`, tensor batches. It and the stacked engine are timed with one thread and with all, the
+sequential engine with one. On a CPU, Flower and pfl, with one process per core, and FedJAX, with all cores, are timed
+if they are installed (`make bench-peers`). The first turn, in which processes start, does not count. The output is a
+table with the loss on the test set after all rounds, and every timing as JSON, from which `page.py` makes a page of the
+documentation.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ from rich.table import Table
 
 from fedsat.algorithms import algorithms
 from fedsat.data import Dataset, Federation, Split
-from fedsat.engine import EngineName, Precision, make_engine
+from fedsat.engine import Compile, EngineName, Precision, make_engine
 from fedsat.experiment.environment import environment
 from fedsat.models import build_model
 from fedsat.rounds import LocalTraining, Sampling, run_round, start
 from fedsat.rounds.sampling import sample_clients
 
 SAMPLING = Sampling(per_round=PER_ROUND, workers=7, seed=0)
-KINDS = ("stacked", "sequential", "plain", "peers")
+KINDS = ("stacked", "uncompiled", "sequential", "plain", "peers")
 FOR_PEERS = ("W1", "W2")
 """Workloads that the peers have; FedJAX needs its own copy of a network."""
 TRAINING = LocalTraining(epochs=EPOCHS, batch_size=BATCH_SIZE, lr=LR, augment=False, seed=0)
@@ -125,10 +126,12 @@ class OurEngine:
         kind: Precision,
         sampling: Sampling,
         threads: int,
+        compile: Compile = "auto",
     ) -> None:
         self._threads, self._sampling = threads, sampling
         module = build_model(load.model, federation.dataset.input_shape, 10, 0)
-        self._engine, _ = make_engine(name, module, federation, algorithms.build(method), TRAINING, device, kind)
+        built = algorithms.build(method)
+        self._engine, _ = make_engine(name, module, federation, built, TRAINING, device, kind, compile)
         self._training = start(self._engine)
 
     def run_round(self) -> float:
@@ -199,13 +202,16 @@ def measure(
     with ExitStack() as stack:
         contenders: dict[str, Contender] = {}
 
-        def enter(engine: EngineName, method: str, count: int) -> None:
-            own = OurEngine(engine, load, federation, method, device, precision, sampling, count)
-            contenders[f"{method} {engine}, {_plural(count)}"] = own
+        def enter(engine: EngineName, method: str, count: int, compile: Compile = "auto") -> None:
+            own = OurEngine(engine, load, federation, method, device, precision, sampling, count, compile)
+            title = engine if compile == "auto" else "uncompiled"
+            contenders[f"{method} {title}, {_plural(count)}"] = own
 
         for method in ("fedavg", "fedsat"):
             for count in threads if "stacked" in only else ():
                 enter("stacked", method, count)
+            for count in threads if "uncompiled" in only and device.type == "cpu" else ():
+                enter("stacked", method, count, "off")
             if "sequential" in only:
                 enter("sequential", method, threads[0])
         for count in threads if "plain" in only else ():

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from engines import WORKLOADS, OurEngine, dataset
+from engines import SAMPLING, WORKLOADS, OurEngine, dataset
 from local import CLIENTS
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -101,7 +101,9 @@ def contender(workload: str, method: str, steps: type[EagerSteps]) -> OurEngine:
     """The stacked engine with another way to take steps."""
     load = WORKLOADS[workload]
     federation = Federation.build(dataset(load), load.partition, CLIENTS, 0)
-    ours = OurEngine("stacked", load, federation, method, torch.device("cpu"), "float32", torch.get_num_threads())
+    threads = torch.get_num_threads()
+    how = torch.device("cpu"), "float32", SAMPLING, threads, "off"  # graphs have torch's operations only
+    ours = OurEngine("stacked", load, federation, method, *how)
     if issubclass(steps, RecordedSteps):
         steps.recordings = {}
     engine: Any = ours._engine

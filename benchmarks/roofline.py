@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from engines import EQUAL, OurEngine, Workload, dataset
+from engines import EQUAL, SAMPLING, OurEngine, Workload, dataset
 from local import BATCH_SIZE, CLIENTS, EPOCHS, PER_ROUND
 from rich.console import Console
 from rich.table import Table
@@ -90,7 +90,7 @@ def bare_round(method: str) -> float:
     """Return the CPU seconds of a round with an almost empty MLP and one thread."""
     load = Workload("bare", {"name": "mlp", "hidden": [2, 2]}, (1, 2, 2), 60_000, EQUAL)
     federation = Federation.build(dataset(load), load.partition, CLIENTS, 0)
-    engine = OurEngine("stacked", load, federation, method, torch.device("cpu"), "float32", threads=1)
+    engine = OurEngine("stacked", load, federation, method, torch.device("cpu"), "float32", SAMPLING, threads=1)
     times = []
     for _ in range(6):
         began = time.process_time()

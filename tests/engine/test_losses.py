@@ -9,6 +9,7 @@ import torch
 
 from fedsat.algorithms import Batch, Outputs, PredictionSensitiveLoss, algorithms
 from fedsat.engine.losses import QuickSensitiveLoss, quick
+from fedsat.engine.native.loss import CompiledSensitiveLoss
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -35,13 +36,14 @@ def test_the_kernel_equals_the_objective(settings: dict[str, Any], clients: int,
     assert torch.equal(carry["mistakes"], mistakes)
 
 
-def test_only_the_objective_changes() -> None:
+@pytest.mark.parametrize("form", [QuickSensitiveLoss, CompiledSensitiveLoss])
+def test_only_the_objective_changes(form: type[PredictionSensitiveLoss]) -> None:
     method = algorithms.build({"name": "fedsat", "gamma": 0.5, "objective": {"name": "psl", "tau": 0.25}})
-    faster = quick(method)
+    faster = quick(method, form)
     assert type(faster) is type(method)
     assert faster.gamma == 0.5
-    assert type(faster.objective) is QuickSensitiveLoss
+    assert type(faster.objective) is form
     assert faster.objective.tau == 0.25
     assert type(method.objective) is PredictionSensitiveLoss
     other = algorithms.build("fedavg")
-    assert quick(other) is other
+    assert quick(other, form) is other

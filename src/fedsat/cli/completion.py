@@ -110,6 +110,7 @@ VALUES: dict[str, list[str]] = {
     "--augment": ["none", "crop-flip"],
     "--client-accuracy": ["expected", "test-split", "local"],
     "--engine": ["auto", "stacked", "sequential"],
+    "--compile": ["auto", "off"],
     "--precision": ["float32", "bf16", "float64"],
     "--device": ["auto", "cpu", "cuda"],
     "--worker-counts": ["each", "sums"],
@@ -191,6 +192,7 @@ OPTIONS: dict[str, list[str]] = {
         without=[
             "--clients",
             "--engine",
+            "--compile",
             "--checkpoint-every",
             "--state-memory",
             "--dropout",

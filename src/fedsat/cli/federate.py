@@ -41,6 +41,7 @@ ATTEMPTS = 3
 ELSEWHERE = (
     "clients",
     "engine",
+    "compile",
     "checkpoint_every",
     "state_memory",
     "class_names",

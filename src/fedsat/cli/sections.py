@@ -39,7 +39,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     FAULTS: ("dropout", "stragglers", "attack", "attackers", "max_norm"),
     PRIVACY: ("secure_aggregation", "privacy", "dp_clip", "dp_noise", "dp_counts", "dp_samples", "budget"),
     EVALUATION: ("evaluate_every", "client_accuracy", "metrics"),
-    MACHINE: ("engine", "device", "precision", "state_memory"),
+    MACHINE: ("engine", "compile", "device", "precision", "state_memory"),
     OUTPUT: ("checkpoint_every", "track"),
     OTHER: ("set_",),
 }

@@ -80,15 +80,17 @@ class BaseEngine:
         """n/N; a node, which knows only its own samples, gets it from the server."""
         self.initial_model = initial_weights(module, device, dtype)
         dataset = federation.dataset
-        self.train_examples = Examples(dataset.train, dataset, device, dtype)
-        self.test_examples = Examples(dataset.test, dataset, device, dtype)
+        compiles = getattr(network, "compiler", None) is not None
+        self.train_examples = Examples(dataset.train, dataset, device, dtype, compiles=compiles)
+        self.test_examples = Examples(dataset.test, dataset, device, dtype, compiles=compiles)
         self.train_counter = self.counter(self.train_examples, module)
         self.test_counter = self.counter(self.test_examples, module)
 
     def counter(self, examples: Examples, module: nn.Module) -> Counter:
         """Return the counter that evaluates models on the given examples."""
         shape, classes = self.federation.dataset.input_shape, self.federation.dataset.classes
-        return Counter(self.network, examples, classes, evaluation_batch(module, shape, self.device))
+        compiled = getattr(self.network, "compiler", None) is not None
+        return Counter(self.network, examples, classes, evaluation_batch(module, shape, self.device, compiled=compiled))
 
     def share_examples(self, other: BaseEngine) -> None:
         """Share the other engine's samples and their evaluation, where both engines have the same samples."""

@@ -20,6 +20,8 @@ PAYING = 1_200_000
 With more, a step spends its time on arithmetic, which a stack does not save, and its tensors leave the caches
 (docs/measurements/engine.md).
 """
+PAYING_COMPILED = 4_000_000
+"""The same for compiled networks, which need less of the caches."""
 
 CACHED = {"cpu": 1 << 22, "cuda": 1 << 29}
 """Largest number of values in all layer outputs of an evaluation batch, so that they stay in the CPU's caches and still
@@ -30,8 +32,14 @@ ResNet-8 then uses batches of 512 samples. Its worker evaluation took 100 ms per
 """
 
 
-def evaluation_batch(module: nn.Module, shape: tuple[int, ...], device: torch.device) -> int:
+COMPILED = 2048
+"""Samples in an evaluation batch of a compiled network, which keeps the outputs of only a few samples."""
+
+
+def evaluation_batch(module: nn.Module, shape: tuple[int, ...], device: torch.device, *, compiled: bool = False) -> int:
     """Return the batch size for evaluation, a power of two between 256 and 4096."""
+    if compiled:
+        return COMPILED
     wanted = CACHED[device.type] // activations(module, shape)
     return 1 << max(8, min(12, wanted.bit_length() - 1))
 
@@ -44,10 +52,10 @@ def lanes_that_fit(module: nn.Module, shape: tuple[int, ...], batch_size: int, d
     return max(1, min(MOST[device.type], free_memory(device) // 2 // needed))
 
 
-def runs_that_pay(lanes: int, clients: int, weights: int, device: torch.device) -> int:
+def runs_that_pay(lanes: int, clients: int, weights: int, device: torch.device, *, compiled: bool = False) -> int:
     """Return how many runs, each with so many clients in a round, can train in `lanes` lanes, and faster than alone."""
     if device.type == "cpu":
-        lanes = min(lanes, PAYING // weights)
+        lanes = min(lanes, (PAYING_COMPILED if compiled else PAYING) // weights)
     return max(1, lanes // clients)
 
 

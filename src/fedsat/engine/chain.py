@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 from fedsat.algorithms import Outputs
-from fedsat.engine.network import Factors, Unformed, bias_slope
+from fedsat.engine.layers import Layer, layers_of
+from fedsat.engine.network import Descent, Factors, bias_slope
 from fedsat.tree import Tree
 
 Slope = Callable[[Tensor, Tensor], Tensor]
@@ -29,26 +29,7 @@ SLOPES: dict[type[nn.Module], Callable[[Any], Slope]] = {
     nn.Sigmoid: lambda _: aten.sigmoid_backward,
     nn.Tanh: lambda _: aten.tanh_backward,
 }
-"""The activations of which the output determines the derivative."""
-
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-"""Where torch keeps a module's hooks, which a chain would not call."""
-
-PARTS = {nn.Flatten, nn.Identity, nn.Linear, *SLOPES}
-"""The modules of which a chain consists."""
-
-
-@dataclass(frozen=True)
-class Layer:
-    """A linear layer: the names of its weights, and the activation after it, if any."""
-
-    weight: str
-    bias: str | None
-    activation: nn.Module | None = None
-
-    def slope(self, grad: Tensor, out: Tensor) -> Tensor:
-        """Return the gradient before the activation."""
-        return grad if self.activation is None else SLOPES[type(self.activation)](self.activation)(grad, out)
+"""The derivatives of the activations (see `layers`)."""
 
 
 class Chain:
@@ -60,12 +41,11 @@ class Chain:
     @classmethod
     def of(cls, module: nn.Module) -> Chain | None:
         """Return the chain that `module` computes in training and in evaluation alike; None if it is not one."""
-        module = copy.deepcopy(module)
-        traced = _traced(module.train())
-        if traced is None or traced != _traced(module.eval()):
+        found = layers_of(module)
+        if found is None or found.convolutions:
             return None
-        chain = cls(*traced)
-        return chain if chain._computes(module) else None
+        chain = cls(found.layers, found.flat_from is not None)
+        return chain if chain._computes(copy.deepcopy(module).eval()) else None
 
     def _computes(self, module: nn.Module) -> bool:
         """Whether the chain returns what the module does; tracing misses autocast and a replaced `forward`."""
@@ -79,7 +59,7 @@ class Chain:
         """Whether the chain is faster than the folded module for samples x [S, B, …], and defined for them."""
         return not x.is_cuda and (self._flattens or x.dim() == 3)
 
-    def __call__(self, params: Tree, buffers: Tree, x: Tensor, factors: list[Unformed] | None = None) -> Outputs:
+    def __call__(self, params: Tree, buffers: Tree, x: Tensor, factors: list[Descent] | None = None) -> Outputs:
         """Return the logits of samples x [S, B, …]; frozen weights are in `buffers`.
 
         The backward pass appends gradients of weights to `factors`, if given, instead of computing them.
@@ -95,7 +75,7 @@ class _ChainFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, rows: Tensor, layers: Sequence[Layer], factors: list[Unformed] | None, *weights: Tensor | None
+        ctx: Any, rows: Tensor, layers: Sequence[Layer], factors: list[Descent] | None, *weights: Tensor | None
     ) -> Tensor:
         outs = _outputs(rows, layers, weights)
         ctx.save_for_backward(rows, *weights, *outs[:-1])
@@ -115,7 +95,7 @@ class _ChainFunction(torch.autograd.Function):
         for number in reversed(range(len(layers))):
             weight, bias = weights[2 * number : 2 * number + 2]
             if number < len(layers) - 1:
-                slope = layers[number].slope(slope, ins[number + 1])
+                slope = _before(layers[number].activation, slope, ins[number + 1])
             if ctx.needs_input_grad[3 + 2 * number]:
                 if ctx.factors is None:
                     grads[2 * number] = torch.bmm(slope, ins[number].transpose(1, 2))
@@ -126,6 +106,11 @@ class _ChainFunction(torch.autograd.Function):
             if number or ctx.needs_input_grad[0]:
                 slope = torch.bmm(weight.transpose(1, 2), slope)
         return slope.transpose(1, 2) if ctx.needs_input_grad[0] else None, None, None, *grads
+
+
+def _before(activation: nn.Module | None, grad: Tensor, out: Tensor) -> Tensor:
+    """Return the gradient before the activation."""
+    return grad if activation is None else SLOPES[type(activation)](activation)(grad, out)
 
 
 def _outputs(rows: Tensor, layers: Sequence[Layer], weights: Sequence[Tensor | None]) -> list[Tensor]:
@@ -147,41 +132,3 @@ def _recomputed(
     inputs: dict[int, Any] = dict(enumerate([rows, None, None, *weights]))
     found = torch.autograd.grad(out, [inputs[place] for place in needed], grad, create_graph=True)
     return tuple(dict(zip(needed, found, strict=True)).get(place) for place in inputs)
-
-
-def _traced(module: nn.Module) -> tuple[list[Layer], bool] | None:
-    """Return the layers of a chain and whether it flattens its input first; None if `module` is not a chain."""
-    if any(type(part) not in PARTS for part in module.modules() if not list(part.children())):
-        return None
-    if any(isinstance(part, nn.ELU) and part.alpha < 0 for part in module.modules()):
-        return None  # its output does not determine its slope
-    try:
-        graph = fx.Tracer().trace(module)
-    except Exception:  # a module that fx cannot trace may raise anything
-        return None
-    modules, layers, flattens = dict(module.named_modules()), list[Layer](), False
-    first, *nodes, last = (node for node in graph.nodes if node.op != "get_attr")
-    for before, node in zip([first, *nodes], [*nodes, last], strict=True):
-        if node.args[:1] != (before,) or (node is not last and len(node.users) != 1):
-            return None
-        layer = modules.get(str(node.target)) if node.op == "call_module" else None
-        if node is not last and _is_flatten(node, layer) and not layers:
-            flattens = True
-        elif type(layer) is nn.Linear:
-            layers.append(Layer(f"{node.target}.weight", None if layer.bias is None else f"{node.target}.bias"))
-        elif type(layer) in SLOPES and layers and layers[-1].activation is None:
-            layers[-1] = replace(layers[-1], activation=layer)
-        elif node is not last and type(layer) is not nn.Identity:
-            return None
-    names = [name for layer in layers for name in (layer.weight, layer.bias) if name is not None]
-    hooked = any(getattr(part, hooks) for part in modules.values() for hooks in HOOKS)
-    complete = sorted(names) == sorted(name for name, _ in module.named_parameters())
-    return (layers, flattens) if complete and layers and layers[-1].activation is None and not hooked else None
-
-
-def _is_flatten(node: fx.Node, layer: nn.Module | None) -> bool:
-    """Whether the node is `flatten` from the first axis after the batch."""
-    if type(layer) is nn.Flatten:
-        return (layer.start_dim, layer.end_dim) == (1, -1)
-    called = node.target == "flatten" or node.target is torch.flatten
-    return called and node.args[1:] == (1,) and not node.kwargs

@@ -20,6 +20,7 @@ from fedsat.rounds.local import LocalTraining
 from fedsat.tree import Tree
 
 EngineName = Literal["auto", "stacked", "sequential"]
+Compile = Literal["auto", "off"]
 Precision = Literal["float32", "bf16", "float64"]
 """bf16: products in bf16 where torch's autocast considers it safe; weights, sums and updates in float32."""
 
@@ -32,13 +33,15 @@ def make_engine(
     training: LocalTraining,
     device: torch.device,
     precision: Precision,
+    compile: Compile = "auto",
 ) -> tuple[SequentialEngine | StackedEngine, str]:
     """Return the requested engine and a note for the user about the choice (may be empty)."""
     half = precision == "bf16"
+    compiles = compile == "auto" and device.type == "cpu"
     parts = (federation, algorithm, training, device, torch.float64 if precision == "float64" else torch.float32)
     if name == "sequential":
         return SequentialEngine(module, *parts, half=half), ""
-    network, why = stacked_network(module, federation.dataset.input_shape, algorithm.uses_features, half)
+    network, why = stacked_network(module, federation.dataset.input_shape, algorithm.uses_features, half, compiles)
     if network is not None:
         return StackedEngine(network, module, *parts), why
     if name == "stacked":
@@ -47,13 +50,13 @@ def make_engine(
 
 
 def stacked_network(
-    module: nn.Module, shape: tuple[int, ...], features: bool, half: bool
+    module: nn.Module, shape: tuple[int, ...], features: bool, half: bool, compiles: bool = False
 ) -> tuple[StackedNetwork | None, str]:
     """Return the network for many clients at once (folded, else vmap, else None), and why it is not folded."""
     for channels_last in (True, False):
         try:
             if agrees(FoldedNetwork(module, features, False, channels_last), module, shape):
-                return FoldedNetwork(module, features, half, channels_last), ""
+                return FoldedNetwork(module, features, half, channels_last, shape if compiles else None), ""
             why = "folding changes its results, probably because it mixes channels"
         except (CannotFoldError, RuntimeError, ValueError, IndexError) as error:
             why = str(error).partition("\n")[0]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -23,7 +24,8 @@ from fedsat.engine.chain import Chain
 from fedsat.engine.fused import FusedNetwork
 from fedsat.engine.kernels import triton_module
 from fedsat.engine.kernels.quick import QuickAvgPool2d, QuickTanh
-from fedsat.engine.network import Aside, Factors, Unformed, bias_slope, last_layer_input
+from fedsat.engine.native.network import NativeNetwork
+from fedsat.engine.network import Aside, Descent, Factors, bias_slope, last_layer_input
 from fedsat.engine.norms import FoldedBatchNorm, FoldedBatchNormRelu, FoldedGroupNorm, FoldedGroupNormRelu
 from fedsat.models.norms import BatchNormRelu, GroupNormRelu
 from fedsat.tree import Tree
@@ -61,7 +63,7 @@ class _LeavingFactors(torch.autograd.Function):
     """W x + b for each client, [S, out, B]; the backward pass leaves the factors of the gradient of W."""
 
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, bias: Tensor | None, columns: Tensor, factors: list[Unformed]) -> Tensor:
+    def forward(ctx: Any, weight: Tensor, bias: Tensor | None, columns: Tensor, factors: list[Descent]) -> Tensor:
         ctx.save_for_backward(weight, columns)
         ctx.factors = factors
         return torch.bmm(weight, columns) if bias is None else torch.baddbmm(bias.unsqueeze(2), weight, columns)
@@ -175,8 +177,15 @@ def fold(module: nn.Module, aside: Aside, order: torch.memory_format, *, trainin
 class FoldedNetwork:
     """The networks of many clients as one function of stacked weights."""
 
-    def __init__(self, module: nn.Module, features: bool, half: bool = False, channels_last: bool = True) -> None:
-        """Fold `module`.
+    def __init__(
+        self,
+        module: nn.Module,
+        features: bool,
+        half: bool = False,
+        channels_last: bool = True,
+        shape: tuple[int, ...] | None = None,
+    ) -> None:
+        """Fold `module`; with the samples' `shape`, C computes it if it can.
 
         With `half`, products use bf16 where torch's autocast considers it safe; weights and outputs keep their type.
         `channels_last` is faster, but a module that calls `view` on images needs the contiguous format.
@@ -189,6 +198,7 @@ class FoldedNetwork:
         self._evaluating = fold(module, Aside(), order, training=False)
         self._features = features
         self._chain = None if features or half else Chain.of(module)
+        self._native = None if features or half or shape is None else NativeNetwork.of(module, shape)
         # Checking for tied weights in every call would take longer than a small layer.
         self._tied = len(list(module.named_parameters(remove_duplicate=False))) > len(list(module.parameters()))
 
@@ -199,6 +209,9 @@ class FoldedNetwork:
 
     def __call__(self, params: Tree, buffers: Tree, x: Tensor) -> Outputs:
         """Run in evaluation mode; `buffers` do not change."""
+        if self._native is not None and self._native.suits(x):
+            reference = partial(self._reference, self._evaluating, params, buffers, x)
+            return self._native(params, buffers, x, reference)
         if self._chain is not None and self._chain.suits(x):
             return self._chain(params, buffers, x)
         return self._run(self._evaluating, params, buffers, x)
@@ -209,12 +222,15 @@ class FoldedNetwork:
         buffers: Tree,
         x: Tensor,
         real: Tensor | None = None,
-        factors: list[Unformed] | None = None,
+        factors: list[Descent] | None = None,
     ) -> Outputs:
         """Run in training mode and update the running statistics in `buffers`; `real` marks padding, if any.
 
         Where it is faster, the backward pass appends gradients of weights to `factors` instead of returning them.
         """
+        if self._native is not None and self._native.suits(x):
+            reference = partial(self._reference, self._training, params, buffers, x)
+            return self._native(params, buffers, x, reference, factors)
         if self._chain is not None and self._chain.suits(x):
             return self._chain(params, buffers, x, factors)
         self._aside.real = real
@@ -224,6 +240,14 @@ class FoldedNetwork:
             return self._run(self._training, params, buffers, x)
         finally:  # factors keep the step's graph alive, which must end with the step
             self._aside.real = self._aside.factors = self._aside.parts = None
+
+    @property
+    def compiler(self) -> str | None:
+        """The compiler of the network, or None if torch computes it."""
+        return None if self._native is None else self._native.compiler
+
+    def _reference(self, module: nn.Module, params: Tree, buffers: Tree, x: Tensor) -> Tensor:
+        return self._run(module, params, buffers, x).logits
 
     def _run(self, module: nn.Module, params: Tree, buffers: Tree, x: Tensor) -> Outputs:
         clients, kind = len(x), x.dtype

@@ -18,8 +18,8 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from fedsat.algorithms import Model, Outputs
-from fedsat.engine.chain import HOOKS
 from fedsat.engine.kernels.fused import convolution
+from fedsat.engine.layers import HOOKS
 from fedsat.engine.norms import FoldedBatchNorm, FoldedBatchNormRelu
 from fedsat.tree import Tree
 

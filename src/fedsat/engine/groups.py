@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from torch import Tensor
 
 from fedsat.algorithms import Algorithm, Batch, Outputs, Task
 from fedsat.algorithms.base import no_examples, sample_losses
 from fedsat.engine.base import BaseEngine, take_step
-from fedsat.engine.losses import quick
+from fedsat.engine.losses import QuickSensitiveLoss, quick
+from fedsat.engine.native.loss import CompiledSensitiveLoss
 from fedsat.engine.plan import Lanes, RunPlan, StackedNetwork
 from fedsat.tree import State, Tree, tree_map
 
@@ -38,14 +40,21 @@ class Group:
         """Whether a step can be applied in place, without storing the gradient."""
         return self.algorithm.descends and self.task.optimizer.plain
 
+    @cached_property
+    def _quick(self) -> Algorithm:
+        """The method, with its objective in one kernel on a GPU, or in C if the network is compiled."""
+        if any(tensor.is_cuda for tensor in self.task.start.params.values()):
+            return quick(self.algorithm, QuickSensitiveLoss)
+        compiled = getattr(self.task.network, "compiler", None) is not None
+        return quick(self.algorithm, CompiledSensitiveLoss) if compiled else self.algorithm
+
     def losses(self, lanes: Lanes, outputs: Outputs, batch: Batch) -> tuple[Tensor, Tree]:
         """Return the loss of each sample of the group, and the objective's carry."""
         if self.place != ALL:
             parts = {name: value[self.place] for name, value in vars(outputs).items() if value is not None}
             outputs = Outputs(**parts)
             batch = Batch(batch.x[self.place], batch.y[self.place], batch.real[self.place])
-        algorithm = quick(self.algorithm) if outputs.logits.is_cuda else self.algorithm
-        return sample_losses(algorithm, self.task, self.carry(lanes.carry), self.own(lanes.costs), outputs, batch)
+        return sample_losses(self._quick, self.task, self.carry(lanes.carry), self.own(lanes.costs), outputs, batch)
 
     def step(self, lanes: Lanes, grads: Tree) -> tuple[Tree, State, set[str]]:
         """Take the method's step: return the parameters, the carry, and the names in it that have new values."""

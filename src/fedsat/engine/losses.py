@@ -1,4 +1,4 @@
-"""Faster forms of objectives on a GPU."""
+"""Faster forms of objectives. The one in C is in `native.loss`."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class QuickSensitiveLoss(PredictionSensitiveLoss):
         return losses, {**carry, "mistakes": mistakes}
 
 
-def quick(algorithm: Algorithm) -> Algorithm:
-    """Return the method with the faster form of its objective, if there is one."""
+def quick(algorithm: Algorithm, form: type[PredictionSensitiveLoss]) -> Algorithm:
+    """Return the method with a faster form of its objective, if that is the prediction-sensitive loss."""
     objective = algorithm.objective
     if type(objective) is not PredictionSensitiveLoss:
         return algorithm
     algorithm = copy.copy(algorithm)
     values = {field.name: getattr(objective, field.name) for field in fields(objective)}
-    object.__setattr__(algorithm, "objective", QuickSensitiveLoss(**values))
+    object.__setattr__(algorithm, "objective", form(**values))
     return algorithm

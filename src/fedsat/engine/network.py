@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -40,8 +41,15 @@ class Parts:
     """[P, S, k, k, in, out]."""
 
 
-Unformed = Factors | Parts
-"""A gradient that is cheaper to form where it is used."""
+class Step(Protocol):
+    """A step of all weights that computes the gradient and applies it at once."""
+
+    def take(self, place: slice, lr: float, pull: Tree | None) -> None:
+        """Apply θ ← θ − η (∇L + pull) to the weights of some clients."""
+
+
+Descent = Factors | Parts | Step
+"""What a backward pass leaves to the step instead of computing gradients of weights."""
 
 
 def bias_slope(slope: Tensor) -> Tensor:
@@ -58,9 +66,9 @@ class Aside:
 
     real: Tensor | None = None
     """Mask of the real samples of the batch, [S, B]; None if there is no padding."""
-    factors: list[Unformed] | None = None
+    factors: list[Descent] | None = None
     """List to which linear layers append the factors of their gradients in the backward pass, if not None."""
-    parts: list[Unformed] | None = None
+    parts: list[Descent] | None = None
     """The same for convolutions on a GPU, and the parts of their gradients."""
 
 

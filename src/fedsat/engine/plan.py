@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedsat.algorithms import Batch, Model, Network, Outputs
 from fedsat.engine.base import BaseEngine, sent
-from fedsat.engine.network import Unformed
+from fedsat.engine.network import Descent
 from fedsat.errors import UsageError
 from fedsat.tree import State, Tree, concatenate, tree_map
 
@@ -21,13 +21,17 @@ from fedsat.tree import State, Tree, concatenate, tree_map
 class StackedNetwork(Network, Protocol):
     """The networks of many clients as one function of stacked weights."""
 
+    @property
+    def compiler(self) -> str | None:
+        """The compiler of the network, or None if torch computes it."""
+
     def train(
         self,
         params: Tree,
         buffers: Tree,
         x: Tensor,
         real: Tensor | None = None,
-        factors: list[Unformed] | None = None,
+        factors: list[Descent] | None = None,
     ) -> Outputs:
         """Run in training mode and update the running statistics in `buffers`; `real` marks padding, if any.
 

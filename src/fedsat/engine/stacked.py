@@ -45,6 +45,7 @@ class StackedEngine(BaseEngine):
         largest = training.batch_of(int(federation.sizes.max()))
         fitting = lanes_that_fit(module, federation.dataset.input_shape, largest, device)
         self.lanes = lanes or fitting
+        self.compiler = network.compiler
         self.threads = ThreadChoice(module)
         self.alone = Stack([self])
         self.ahead: tuple[Request, TrainedRound] | None = None
@@ -71,7 +72,8 @@ class StackedEngine(BaseEngine):
         if draws_random_numbers(self._module, self.federation.dataset.input_shape):
             return 1  # the runs would share one sequence of numbers
         weights = sum(tensor.numel() for tensor in self.initial_model.params.values())
-        return runs_that_pay(self.lanes, clients, weights, self.device)
+        compiled = self.compiler is not None
+        return runs_that_pay(self.lanes, clients, weights, self.device, compiled=compiled)
 
     def train(self, server: Server, clients: Indices, states: KeptStates, round_number: int) -> TrainedRound:
         """Train the sampled clients at once, unless a stack of several runs has done it already."""

@@ -14,7 +14,7 @@ from fedsat.algorithms.base import gradient
 from fedsat.engine.groups import Group, group_lanes
 from fedsat.engine.kernels import triton_module
 from fedsat.engine.lanes import Stretch
-from fedsat.engine.network import Factors, Parts, Unformed
+from fedsat.engine.network import Descent, Factors, Parts
 from fedsat.engine.plan import Lanes, Plan, StackedNetwork, interleave, interleaved
 from fedsat.engine.threads import ThreadChoice
 from fedsat.rounds.local import meter
@@ -62,7 +62,7 @@ class EagerSteps:
 def advance(groups: Sequence[Group], network: StackedNetwork, lanes: Lanes, batch: Batch, padded: bool) -> None:
     """Take one step in all lanes: the stacked counterpart of the sequential engine's inner loop."""
 
-    def costs_at(point: Tree, buffers: Tree, factors: list[Unformed] | None) -> tuple[Tree, Tensor, Tree]:
+    def costs_at(point: Tree, buffers: Tree, factors: list[Descent] | None) -> tuple[Tree, Tensor, Tree]:
         leaves = {name: tensor.detach().requires_grad_() for name, tensor in point.items()}
         outputs = network.train(leaves, buffers, batch.x, batch.real if padded else None, factors)
         each = [group.losses(lanes, outputs, batch) for group in groups]
@@ -92,7 +92,7 @@ def advance(groups: Sequence[Group], network: StackedNetwork, lanes: Lanes, batc
             zeros_like(group.own(point)) if tree is None else tree for group, tree in zip(groups, offsets, strict=True)
         ]
         point = add(point, interleave(own))
-    factors: list[Unformed] | None = [] if not moved and all(group.direct for group in groups) else None
+    factors: list[Descent] | None = [] if not moved and all(group.direct for group in groups) else None
     leaves, means, lanes.costs = costs_at(point, lanes.buffers, factors)
     if factors is None:
         grads = gradient(means, leaves)
@@ -110,13 +110,13 @@ def advance(groups: Sequence[Group], network: StackedNetwork, lanes: Lanes, batc
 
 
 def descend_in_place(
-    groups: Sequence[Group], carry: State, params: Tree, costs: Tensor, factors: Sequence[Unformed]
+    groups: Sequence[Group], carry: State, params: Tree, costs: Tensor, factors: Sequence[Descent]
 ) -> None:
     """Apply θ ← θ − η (∇L + pull) in place, where L are the clients' costs [C].
 
     Gradients given as factors are multiplied and added to the weights in one operation. On a CPU, storing the gradient
-    first would cost as much time as the product itself. On a GPU, the parts of a convolution's gradient and the pull
-    are added to the weights in one pass.
+    first would cost as much time as the product itself; a compiled network takes the whole step. On a GPU, the parts of
+    a convolution's gradient and the pull are added to the weights in one pass.
     """
     grads = torch.autograd.grad(costs.sum(), list(params.values()), allow_unused=True)
     formed = {name: grad for name, grad in zip(params, grads, strict=True) if grad is not None}
@@ -127,6 +127,9 @@ def descend_in_place(
         for group in groups:
             own, lr = group.own(params), group.task.lr
             pull = group.algorithm.pull(group.task, group.carry(carry), own)
+            if factors and not isinstance(factors[0], Factors | Parts):
+                factors[0].take(group.place, float(lr), pull)
+                continue
             whole = [name for name in own if name not in apart]
             if pull is not None and whole:
                 add_in_place([own[name] for name in whole], [pull[name] for name in whole], -lr)

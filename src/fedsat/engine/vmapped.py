@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedsat.algorithms import Outputs
 from fedsat.engine.fold import CannotFoldError
-from fedsat.engine.network import Unformed, last_layer_input
+from fedsat.engine.network import Descent, last_layer_input
 from fedsat.tree import Tree
 
 
@@ -18,6 +18,8 @@ class VmapNetwork:
 
     BatchNorm is not supported because its statistics would include the padding of partial batches.
     """
+
+    compiler = None
 
     def __init__(self, module: nn.Module, features: bool, half: bool = False) -> None:
         if any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in module.modules()):
@@ -36,7 +38,7 @@ class VmapNetwork:
         buffers: Tree,
         x: Tensor,
         real: Tensor | None = None,
-        factors: list[Unformed] | None = None,
+        factors: list[Descent] | None = None,
     ) -> Outputs:
         """Run in training mode; all gradients are computed directly."""
         del real, factors

@@ -13,7 +13,7 @@ from torch import nn
 
 from fedsat.algorithms import SGD, Algorithm, algorithms, optimizers
 from fedsat.data import Columns, Dataset, Partition, load, long_tailed, partitions, with_holdout
-from fedsat.engine import EngineName, Precision
+from fedsat.engine import Compile, EngineName, Precision
 from fedsat.errors import UsageError, unknown
 from fedsat.experiment.combinations import check_combination
 from fedsat.experiment.legacy import modern_table, renamed, warn
@@ -154,6 +154,9 @@ class Config:
         Option(
             "train the clients of a round at once (stacked), one by one (sequential), or whichever the model allows"
         ),
+    ] = "auto"
+    compile: Annotated[
+        Compile, Option("compile the network on a CPU where a C compiler is present (auto), or not (off)")
     ] = "auto"
     device: Annotated[
         str, Option("auto, cpu, cuda, cuda:1, or cuda:all to share each round's clients among all GPUs")

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from fedsat.algorithms import Model
 from fedsat.experiment.card import Card
-from fedsat.experiment.environment import environment
 from fedsat.metrics import Detail, Evaluation, known
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ def final_summary(run: Run, error: str | None) -> dict[str, Any]:
     summary["class_names"] = list(run.setup.engine.class_names)
     if run.setup.federation is None:
         summary["data"] = "on the nodes"
-    summary["made_with"] = environment(run.setup.device)
+    summary["made_with"] = run.setup.environment
     return summary
 
 

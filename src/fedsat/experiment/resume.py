@@ -14,7 +14,7 @@ from fedsat.errors import FedsatError, UsageError
 from fedsat.experiment.checkpoint import FOLDER, Checkpoint, Checkpoints, RunState, checkpointed_rounds
 from fedsat.experiment.client_states import StateFolder
 from fedsat.experiment.config import Config, complete, read
-from fedsat.experiment.environment import environment, pick_devices
+from fedsat.experiment.environment import pick_devices
 from fedsat.experiment.folder import (
     BEST_MODEL,
     CONFIG,
@@ -167,8 +167,8 @@ def _check_setup(path: Path, setup: Setup, checkpoint: Checkpoint) -> None:
     if _shapes(kept.params) != _shapes(now.params) or _shapes(kept.buffers) != _shapes(now.buffers):
         raise UsageError(f"{path} cannot be resumed: the model {setup.config.model['name']} now has different weights")
     _same_width(setup, checkpoint.lanes)
-    made, here = checkpoint.made_with, environment(setup.device)
-    moved = [key for key in ("fedsat", "torch", "device", "threads") if made.get(key) != here[key]]
+    made, here = checkpoint.made_with, setup.environment
+    moved = [key for key in ("fedsat", "torch", "device", "threads", "compiler") if made.get(key) != here[key]]
     if moved:
         changes = ", ".join(f"{key} was {made.get(key)} and is {here[key]}" for key in moved)
         setup.notes.append(f"{changes}: the last digits may differ")

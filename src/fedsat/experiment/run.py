@@ -17,7 +17,6 @@ from fedsat.experiment.checkpoint import KEPT, Checkpoint, Checkpoints, RunState
 from fedsat.experiment.client_states import StateFolder
 from fedsat.experiment.config import Config
 from fedsat.experiment.ending import final_evaluation, final_summary, model_card
-from fedsat.experiment.environment import environment
 from fedsat.experiment.folder import MODELS, RECORDS_SHA256, RunFolder
 from fedsat.experiment.interrupt import STOPPED, signals_raise
 from fedsat.experiment.saved import ModelInfo, ModelName
@@ -225,7 +224,7 @@ class Run:
                 config=setup.config.table(),
                 federation=setup.fingerprint,
                 lanes=getattr(setup.engine, "lanes", 1),
-                made_with=environment(setup.device),
+                made_with=setup.environment,
                 nodes=setup.engine.remembered(),
             )
         )

@@ -14,7 +14,7 @@ from fedsat.engine import LocalEngine, Peer, SharedEngine, make_engine
 from fedsat.errors import UsageError
 from fedsat.experiment.callbacks import Callback
 from fedsat.experiment.config import Config
-from fedsat.experiment.environment import pick_devices
+from fedsat.experiment.environment import environment, pick_devices
 from fedsat.experiment.stopping import TEST, USUAL, Criterion, EarlyStopping, PrivacyBudget, TimeBudget
 from fedsat.experiment.trackers import Tracker, find_trackers
 from fedsat.metrics import CHOICES, METRICS, NO_DETAIL, Metric, find_metrics
@@ -56,6 +56,11 @@ class Setup:
                 "--select test:balanced_accuracy to choose it by the test set"
             )
         self._check_metrics()
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """The machine and the versions, with the compiler of the network, if it is compiled."""
+        return {**environment(self.device), "compiler": getattr(self.engine, "compiler", None)}
 
     def _check_criterion(self, setting: str, criterion: Criterion | None) -> None:
         """Refuse a metric on validation samples if there are none, or if nodes do not report what it needs."""
@@ -174,7 +179,14 @@ class Setup:
         attackers = draw_attackers(config.seed, config.clients, config.attackers)
         attacked = config.attack.poison(federation, attackers)
         engine, note = make_engine(
-            config.engine, module, attacked, config.algorithm, config.local_training, device, config.precision
+            config.engine,
+            module,
+            attacked,
+            config.algorithm,
+            config.local_training,
+            device,
+            config.precision,
+            config.compile,
         )
         refuse_buffers(config.privacy, engine.initial_model)
         engine.class_mixes = federation.reported_mixes

@@ -39,7 +39,7 @@ from fedsat.metrics.thresholds import Sensitivity
 BESIDE = ("checkpoint_every", "state_memory", "track")
 """Settings that affect no number: what is written, sent to trackers, or kept on disk."""
 
-ONLY_HOW = ("engine", "device", *BESIDE)
+ONLY_HOW = ("engine", "compile", "device", *BESIDE)
 """Settings that affect at most the last digits."""
 
 

@@ -24,7 +24,7 @@ from fedsat.experiment.run import Run, round_by_round
 
 logger = logging.getLogger(__name__)
 
-SHAPES = (*DATA, "model", "batch_size", "augment", "algorithm", "optimizer", "engine", "device", "precision")
+SHAPES = (*DATA, "model", "batch_size", "augment", "algorithm", "optimizer", "engine", "compile", "device", "precision")
 """The settings that decide which tensors a client has. Of a method and an optimizer, numbers only decide it by being
 zero or not."""
 

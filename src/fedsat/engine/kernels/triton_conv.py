@@ -18,7 +18,7 @@ from torch import Tensor
 from fedsat.engine.kernels import launch, multiprocessors, without_second_derivative
 from fedsat.engine.kernels.tiles import gather_tile, weight_tile
 from fedsat.engine.kernels.triton_descend import suits
-from fedsat.engine.network import Parts, Unformed
+from fedsat.engine.network import Descent, Parts
 
 FEW = 16
 """With at most this many channels, products run over pairs of tap and channel to fill the tensor cores."""
@@ -318,7 +318,7 @@ class StackedConvolution(torch.autograd.Function):
         padding: int,
         kind: torch.dtype,
         order: torch.memory_format,
-        parts: list[Unformed] | None = None,
+        parts: list[Descent] | None = None,
     ) -> Tensor:
         """Return [B, S·out, H′, W′] in the given memory format; the input may have any.
 

@@ -1,0 +1,1 @@
+"""Layers of many clients in C, compiled on the user's machine."""
