@@ -56,7 +56,7 @@ def test_client_keeps_its_mean_raw_gradient() -> None:
 
 
 def test_a_long_update_moves_the_model_no_farther_than_the_median_one() -> None:
-    # Updates 1, 1, 1, 40 of weight 1/4; the median length is 1, so 40 counts as 2, and the mean 1.25 as 1.
+    # Updates 1, 1, 1, 40 of weight 1/4; the median length is 1, so 40 counts as 8, and the mean 2.75 as 1.
     # Θ' = 1 + 1, v = −1/(0.1·2).
     quarter, server = torch.full((4,), 0.25, dtype=torch.float64), Server(Model(scalar(1.0), {}), memory(0.0))
     after = FedSat().aggregate(server, make_updates(one(2, 2, 2, 41), [2] * 4, 0.1), quarter)
@@ -68,11 +68,11 @@ def test_a_long_update_moves_the_model_no_farther_than_the_median_one() -> None:
         assert float(after.model.params["w"]) == pytest.approx(11.25)
 
 
-def test_an_update_counts_as_at_most_two_median_ones() -> None:
-    # Updates −1, −1, 1, 1, 40 count as −1, −1, 1, 1, 2, with the mean 2/5, wherever the long one points.
-    start, weights = Model(scalar(1.0), {}), torch.full((5,), 0.2, dtype=torch.float64)
-    for end, mean in ((41, 0.4), (-39, -0.4)):
-        found = FedSat().update(start, make_updates(one(0, 0, 2, 2, end), [2] * 5, 0.1), weights)
+def test_an_update_counts_as_at_most_eight_usual_ones() -> None:
+    # Ten updates −1, ten 1, and 40, which counts as 8: the mean is 8/21, wherever the long one points.
+    start, weights = Model(scalar(1.0), {}), torch.full((21,), 1 / 21, dtype=torch.float64)
+    for end, mean in ((41, 8 / 21), (-39, -8 / 21)):
+        found = FedSat().update(start, make_updates(one(*[0] * 10, *[2] * 10, end), [2] * 21, 0.1), weights)
         assert float(found["w"]) == pytest.approx(mean)
 
 

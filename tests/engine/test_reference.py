@@ -85,10 +85,14 @@ def plain_training(engine: SequentialEngine, rounds: int, fedsat: bool) -> Tenso
 
 
 def limited(start: Tensor, target: Tensor, ends: list[Tensor], weights: np.ndarray, steps: np.ndarray) -> Tensor:
-    """Shorten the step to the median client's update, times Σ w_k max(1, K_k/K̃)."""
-    counted = weights > 0
-    usual = np.median([float((end - start).norm()) for end, counts in zip(ends, counted, strict=True) if counts])
-    longest = usual * float(weights @ np.maximum(1, steps / np.median(steps[counted])))
+    """Shorten the step to the usual update, times Σ w_k max(1, K_k/K̃).
+
+    The usual length is the median over the clients, or the weighted median if it is smaller.
+    """
+    lengths = np.array([float((end - start).norm()) for end in ends])
+    order = np.argsort(lengths)
+    middle = lengths[order][np.searchsorted(weights[order].cumsum(), 0.5)]
+    longest = min(np.median(lengths), middle) * float(weights @ np.maximum(1, steps / np.median(steps)))
     length = float((target - start).norm())
     return start + (target - start) * (longest / length if length > longest else 1.0)
 

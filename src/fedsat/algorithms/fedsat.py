@@ -41,8 +41,8 @@ from fedsat.algorithms.weighting import Weighting, weightings
 from fedsat.options import Option
 from fedsat.tree import State, Tree, norms, per_client, tree_map, zeros_like
 
-LONGEST = 2.0
-"""The length of an update, in the median client's, above which it is shortened; honest ones are hardly ever longer."""
+LONGEST = 8.0
+"""The length of an update, in usual lengths, above which it is shortened; honest ones have reached 6."""
 
 SLACK = 1 + 1e-6
 """Tolerance so that the mean of equal updates is not too long because of rounding."""
@@ -144,8 +144,8 @@ class FedSat(Algorithm):
         """Return the aggregate, with limits on the length of each update and on its own (see `reach`).
 
         Clients add γ v_t to every step, so what one client sends returns with every other client, round after round.
-        So no update counts as more than `LONGEST` times as long as the median one, or a client that scales its update
-        could bury a run. An aggregate longer than the updates would make the next ones longer still, so it is at most
+        So no update counts as more than `LONGEST` times as long as is usual, or a client that scales its update could
+        bury a run. An aggregate longer than the updates would make the next ones longer still, so it is at most
         as long as the median one. The mean of honest updates is shorter. With secure aggregation or central privacy,
         every update is the mean, and the limits do not apply.
         """
