@@ -58,7 +58,6 @@ ADDED = tuple(
         ("distillation on missing classes", "objective=psl-distilled distillation=0.1"),
         ("distillation on missing classes", "objective=psl-distilled distillation=1.0"),
         ("distillation on all but the true class", "objective=psl-distilled distilled=others temperature=3.0"),
-        ("rows by class", "class_rows=true"),
         ("inertia", "inertia=0.5"),
         ("GroupNorm", "norm=group"),
     )

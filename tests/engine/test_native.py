@@ -23,6 +23,7 @@ from fedsat.engine.native.loss import CompiledSensitiveLoss
 from fedsat.engine.native.network import NativeNetwork
 from fedsat.engine.network import Step
 from fedsat.models import MLP, LeNet5
+from fedsat.tree import tree_map
 from tests.support.federations import furthest, image_dataset, make_engine, run_rounds
 
 pytestmark = pytest.mark.skipif(library(torch.float64) is None, reason="no C compiler, or no OpenMP of GCC")
@@ -238,6 +239,19 @@ def test_every_method_equals_the_sequential_engine(algorithm: str, model: str) -
         torch.testing.assert_close(left.losses, right.losses, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("rate", [0.0, 1e-46])  # 1e-46 is 0 in float32
+def test_a_rate_of_zero_takes_no_step(rate: float) -> None:
+    module = nn.Sequential(nn.Linear(6, 4))
+    network = NativeNetwork.of(module, (6,))
+    assert network is not None
+    params = {name: tensor.detach()[None].clone().requires_grad_() for name, tensor in module.named_parameters()}
+    before, factors = tree_map(torch.clone, params), list[Any]()
+    network(params, {}, torch.randn(1, 3, 6), None, factors).logits.sum().backward()  # type: ignore[no-untyped-call]
+    with torch.no_grad():
+        factors[0].take(slice(None), rate, None)
+    assert all(torch.equal(params[name], before[name]) for name in params)
+
+
 def test_more_compiled_runs_pay_in_one_stack() -> None:
     given = 64, 2, 200_000, torch.device("cpu")
     assert (runs_that_pay(*given), runs_that_pay(*given, compiled=True)) == (3, 10)
@@ -274,3 +288,11 @@ def test_it_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         assert library.__wrapped__(torch.float64) is not None
     assert [command[1] for command in commands].count("--version") == 2
     assert len(commands) == 3
+
+
+def test_a_library_that_others_may_change_is_not_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(compiling, "user_cache_path", lambda *_, **__: tmp_path)
+    find = library.__wrapped__
+    assert find(torch.float32) is not None
+    (tmp_path / "compiled").chmod(0o777)
+    assert find(torch.float32) is None

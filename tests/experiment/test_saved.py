@@ -118,7 +118,7 @@ def test_thresholds_find_the_wanted_share_of_the_validation_samples(tmp_path: Pa
     x, y = federation.dataset.train.images[held], federation.dataset.train.labels[held]
     for digit in ("3", "7"):
         found = fedsat.load(tmp_path).evaluate(x, y, sensitivity={digit: 0.9}).recall[int(digit)]
-        assert 0.9 <= found <= 0.95
+        assert 0.9 <= found <= 0.97
 
 
 def test_an_old_file_says_what_it_lacks(digits: fedsat.Run, tmp_path: Path) -> None:

@@ -18,13 +18,14 @@ from fedsat.experiment.config import Config
 from fedsat.metrics import ClassCounts
 from fedsat.rounds import FederationState, Protection, run_round
 from fedsat.rounds.attacks import Attack
-from fedsat.rounds.round import NO_FAULTS, Faults, start
+from fedsat.rounds.round import NO_FAULTS, Faults, start, weigh_alone
 from fedsat.rounds.secure import (
     enough,
     keys_down,
     keys_up,
     model_of,
     secure_mean,
+    too_large,
     vector,
     why_not,
     with_scale,
@@ -110,7 +111,7 @@ def test_the_server_sees_the_same_model_of_every_client() -> None:
     server = start(engine).server
     updates = engine.train(server, np.arange(5), {}, 1).updates
     weights = torch.tensor([0.1, 0.2, 0.3, 0.3, 0.1], dtype=torch.float64)
-    released = Protection(secure=True).release(server.model, updates, weights, 1).model.params
+    released = Protection(secure=True).release(server.model, updates, weights, 5 * weights, 1).model.params
     for name, tensor in released.items():
         assert bool((tensor == tensor[0]).all())
         mean = torch.tensordot(weights, updates.model.params[name], dims=1)
@@ -220,6 +221,23 @@ def test_clients_that_evaluate_only_themselves_scale_their_updates() -> None:
             torch.testing.assert_close(training.server.model.params[name], mean, rtol=0, atol=1e-8)
         assert result.client_weights.weights.tolist() == [0.25] * 4
         assert result.client_weights.client_scores is None
+
+
+def test_clients_that_evaluate_only_themselves_never_enlarge_an_update() -> None:
+    """Four of five scales are far below 1: the largest must not become more than 1 by dividing by their mean."""
+    engine = make_engine(algorithms.build({"name": "fedsat", "gamma": 0.0}), clients=5)
+    server = start(engine).server
+    updates = engine.train(server, np.arange(5), {}, 1).updates
+    counts = torch.tensor([10.0, 0, 0, 0, 0])[:, None, None]
+    known, scales = weigh_alone(engine.algorithm, updates, ClassCounts(0 * counts + 10, counts, 0 * counts + 10))
+    assert scales.max() == 1
+    assert known.weights.tolist() == [0.2] * 5
+    next(iter(updates.model.params.values()))[0] += 60_000
+    assert not too_large(server.model, updates, engine.algorithm.weighting).any()
+    mean = secure_mean(server.model, updates, scales).model.params
+    name = next(iter(mean))
+    wanted = torch.tensordot(scales / scales.sum(), updates.model.params[name].double(), dims=1)
+    torch.testing.assert_close(mean[name][0].double(), wanted, rtol=1e-6, atol=1e-6)
 
 
 def test_scales_by_hand() -> None:

@@ -78,6 +78,7 @@ MEASURES = [
 ]
 PARTS = [
     "psl",
+    "psl-distilled",
     "logit-calibration",
     "ntd",
     "restricted-softmax",

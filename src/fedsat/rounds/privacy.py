@@ -304,10 +304,10 @@ class Protection:
             return counts
         return self.privacy.report(counts, clients, workers, number, self.sources)
 
-    def release(self, start: Model, updates: Updates, weights: Tensor, number: int) -> Updates:
-        """Return the updates that the method's aggregation may use."""
+    def release(self, start: Model, updates: Updates, weights: Tensor, scales: Tensor, number: int) -> Updates:
+        """Return the updates that the method's aggregation may use; clients multiply them by `scales` before a sum."""
         if self.secure and not self.on_nodes:
-            updates = secure_mean(start, updates, len(weights) * weights)
+            updates = secure_mean(start, updates, scales)
         return self.privacy.release(start, updates, weights, self.sources("private mean", number))
 
     def finish(

@@ -193,12 +193,12 @@ def run_round(engine: Engine, training: FederationState, sampling: Sampling, fau
     with timed(seconds, "aggregate", engine.device):
         if alone:
             traffic = engine.traffic(server, len(sampled), len(responded), updates, None)
-            client_weights, hidden = weigh_alone(algorithm, updates, counts)
+            client_weights, scales = weigh_alone(algorithm, updates, counts)
         else:
             traffic = engine.traffic(server, len(sampled), len(responded), updates, counts)
             client_weights = weigh(algorithm, server, updates, None if counts is None else privacy.combined(counts))
-            hidden = client_weights.weights
-        released = protection.release(server.model, updates, hidden, number)
+            scales = len(clients) * client_weights.weights
+        released = protection.release(server.model, updates, client_weights.weights, scales, number)
         server = algorithm.aggregate(server, released, client_weights.weights)
         check_server(server, number)
 
@@ -253,14 +253,14 @@ def weigh(algorithm: Algorithm, server: Server, updates: Updates, counts: ClassC
 
 
 def weigh_alone(algorithm: Algorithm, updates: Updates, counts: ClassCounts | None) -> tuple[ClientWeights, Tensor]:
-    """Return what the server knows of the weights, which is nothing, and the weights by which clients scale updates.
+    """Return what the server knows of the weights, which is nothing, and what clients multiply their updates by.
 
     On real nodes there are no `counts`, because the updates are the weighted mean already.
     """
     equal = torch.full_like(updates.sizes, 1 / len(updates.sizes), dtype=torch.float64)
-    scales = equal if counts is None else algorithm.weighting.own_scale(counts)
+    scales = torch.ones_like(equal) if counts is None else algorithm.weighting.own_scale(counts)
     assert scales is not None  # the configuration refuses such weightings
-    return ClientWeights(equal), scales / scales.sum()
+    return ClientWeights(equal), scales
 
 
 def check_server(server: Server, round_number: int) -> None:

@@ -20,6 +20,9 @@ def convolution(
     x: Tensor, weight: Tensor, bias: Tensor, shortcut: Tensor | None, relu: bool, stride: int, padding: int
 ) -> Tensor:
     """Return relu(x ∗ W + b + shortcut), with the shortcut and ReLU optional, for weights [O, I, k, k]."""
+    if shortcut is not None:  # a module may add one value per channel
+        shortcut = shortcut.expand(out_shape(x, weight, stride, padding))
+        shortcut = shortcut.contiguous(memory_format=torch.channels_last)
     # Both tensors are indexed with 32 bits; the output has fewer pixels.
     suited = x.is_cuda and len(x) * x[0, 0].numel() * max(weight.shape[:2]) < 2**31
     if suited and shortcut is not None and relu and CUDNN:
@@ -27,6 +30,12 @@ def convolution(
     if suited and triton_module("triton_conv"):
         return by_triton(x, weight, bias, shortcut, relu, stride, padding)
     return separately(x, weight, bias, shortcut, relu, stride, padding)
+
+
+def out_shape(x: Tensor, weight: Tensor, stride: int, padding: int) -> tuple[int, int, int, int]:
+    """Return the shape of the output, [B, O, H′, W′]."""
+    height, width = ((side + 2 * padding - weight.shape[2]) // stride + 1 for side in x.shape[2:])
+    return len(x), len(weight), height, width
 
 
 def separately(
@@ -44,11 +53,9 @@ def by_triton(
     """Compute `convolution` by the kernel that also trains, for a single client."""
     kernels = triton_module("triton_conv")
     assert kernels is not None
-    height, width = ((side + 2 * padding - weight.shape[2]) // stride + 1 for side in x.shape[2:])
-    shape = len(x), len(weight), height, width
-    out = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
-    if shortcut is not None:
-        shortcut = shortcut.contiguous(memory_format=torch.channels_last)
+    out = torch.empty(
+        out_shape(x, weight, stride, padding), dtype=x.dtype, device=x.device, memory_format=torch.channels_last
+    )
     taps = weight.permute(2, 3, 1, 0).unsqueeze(0)
     kernels.gather_product(x, taps, out, stride, padding, bias=bias, shortcut=shortcut, relu=relu)
     return out

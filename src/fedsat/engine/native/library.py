@@ -109,7 +109,7 @@ def library(dtype: torch.dtype) -> Library | None:
         compiler = _output([command[0], "--version"]).partition("\n")[0]
         openmp = ctypes.CDLL(_loaded("libgomp"))
         functions = ctypes.CDLL(str(_compiled(command, compiler)))
-    except (OSError, KeyError, StopIteration, subprocess.CalledProcessError) as error:
+    except (OSError, KeyError, ValueError, subprocess.CalledProcessError) as error:
         logger.debug("networks are not compiled: %s", error)
         return None
     for name, arguments in ARGUMENTS.items():
@@ -125,11 +125,16 @@ def _compiled(command: list[str], compiler: str) -> Path:
     folder = user_cache_path("fedsat", appauthor=False) / "compiled"
     target = folder / f"{hashlib.sha256(repr(about).encode()).hexdigest()[:16]}.so"
     if not target.is_file():
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as partial:
             made = Path(partial) / target.name
             _output([*command, str(SOURCE), *LIBRARIES, "-o", str(made)])
+            made.chmod(0o700)
             made.replace(target)
+    for path in (folder, target):
+        found = path.stat()
+        if found.st_uid != os.getuid() or found.st_mode & 0o022:
+            raise PermissionError(f"{path} belongs to another user, or others may write to it")
     return target
 
 
@@ -145,6 +150,8 @@ def _processor() -> str:
 
 
 def _loaded(name: str) -> str:
-    """Return the path of a library that this process has loaded; its threads are torch's."""
+    """Return the path of a library that this process has loaded, torch's own if there are several."""
     lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
-    return next(path for line in lines if name in (path := line.rpartition(" ")[2]))
+    paths = [path for line in lines if name in (path := line.rpartition(" ")[2])]
+    site = str(Path(torch.__file__).parents[1])
+    return min(paths, key=lambda path: not path.startswith(site))

@@ -162,7 +162,7 @@ class NativeStep:
 
     def take(self, place: slice, lr: float, pull: Tree | None) -> None:
         """Apply θ ← θ − η (∇L + pull) to the weights of some clients."""
-        if lr == 0:
+        if not torch.tensor(lr, dtype=self.slope.dtype):  # in C, rate 0 means that gradients are stored
             return
         passed = self.passed.part(place)
         trained = [tensor if needed else None for tensor, needed in zip(passed.weights, self.needed, strict=True)]
