@@ -119,14 +119,19 @@ def plot(results: Sequence[dict[str, Any]]) -> Figure:
     workloads = list(by_workload(results))
     figure = Figure(figsize=(4.5 * len(workloads), 3.6), layout="constrained")
     panels: list[Axes] = list(figure.subplots(1, len(workloads), squeeze=False)[0])
+    contenders = list(dict.fromkeys(contender for own in workloads for contender in best(own[0])))
     for axes, own in zip(panels, workloads, strict=True):
         clients = [result["clients"] for result in own]
         for contender in best(own[0]):
-            axes.plot(clients, [best(result)[contender].seconds for result in own], marker="o", label=contender)
+            seconds, color = [best(result)[contender].seconds for result in own], f"C{contenders.index(contender)}"
+            axes.plot(clients, seconds, marker="o", label=contender, color=color)
         axes.set(
             xscale="log", yscale="log", title=own[0]["title"], xlabel="clients per round", ylabel="seconds per round"
         )
         axes.set_xticks(clients, [str(number) for number in clients], minor=False)
+        low, high = axes.get_ylim()
+        ticks = [tick for tick in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20) if low <= tick <= high]
+        axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks], minor=False)
         axes.minorticks_off()
         axes.grid(alpha=0.3)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
